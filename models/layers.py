@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc
@@ -22,6 +21,7 @@ from typing_extensions import Doc
 from models import documents
 from models.attention import attention, attention_within
 from models.documents import Sees
+from utils.command.marks import Keys
 from utils.errors import ConfigError
 from utils.noise import LEFT_BY_CUTTING
 
@@ -134,16 +134,15 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.embedding_weight)
 
 
-@dataclass(frozen=True)
-class Scaling:
+class Scaling(Keys):
     """Llama 3's way to longer contexts: rotations that take longer than the context of the first
     training are slowed down, fast ones stay, and those between are blended.
     """
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: float
+    factor: PositiveFloat
+    low_freq_factor: PositiveFloat
+    high_freq_factor: PositiveFloat
+    original_max_position_embeddings: PositiveFloat
 
     def slow_down(self, rates_K: Tensor) -> Tensor:
         """Returns by how much each pair of numbers turns from one position to the next."""

@@ -14,9 +14,8 @@ from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import PositiveInt, with_config
+from pydantic import PositiveInt
 from torch import Tensor, nn
-from typing_extensions import Doc, TypedDict
 
 from contract import Spec
 from models.decomposition.gates import make_gates
@@ -30,7 +29,7 @@ from models.layers import (
     parse_dtype,
     widen,
 )
-from utils.command.marks import A_RUN, MAY_CHANGE, STRICT
+from utils.command.marks import A_RUN, MAY_CHANGE, Keys
 from utils.errors import ConfigError
 
 
@@ -52,19 +51,34 @@ class Part(nn.Module):
         self.U = nn.Parameter(torch.randn(components, width_out) * components**-0.5)
 
 
-@with_config(STRICT)
-class GatesKeys(TypedDict):
+class GatesKeys(Keys):
     """Gates."""
 
-    kind: Annotated[
-        Literal["mlp", "vector_mlp", "shared_mlp"],
-        Doc(
-            "mlp: one for each component, which reads its activation; vector_mlp: one for "
-            "each component, which reads the whole input; shared_mlp: one for all "
-            "components of a matrix"
-        ),
-    ]
-    width: Annotated[PositiveInt, Doc("hidden units of each MLP")]
+    kind: Literal["mlp", "vector_mlp", "shared_mlp"]
+    """mlp: one for each component, which reads its activation; vector_mlp: one for each component,
+    which reads the whole input; shared_mlp: one for all components of a matrix
+    """
+    width: PositiveInt
+    """Hidden units of each MLP"""
+
+
+class ComponentsKeys(Keys):
+    """The keys under `arch`."""
+
+    target: Annotated[str | None, A_RUN, MAY_CHANGE]
+    """The net that is decomposed"""
+    modules: list[str]
+    """Patterns of names of matrices; each must match one. q_proj, k_proj, v_proj, gate_proj and
+    up_proj are parts of fused matrices; a pattern that matches the fused matrix chooses it whole
+    """
+    C: PositiveInt | dict[str, PositiveInt]
+    """Components of each matrix"""
+    gates: GatesKeys
+    forward_dtype: ForwardDtype
+    init: Literal["random", "inputs"]
+    """What components read at the beginning: random directions, or those of inputs of their matrix
+    in the first step
+    """
 
 
 class Components(nn.Module):
@@ -72,54 +86,33 @@ class Components(nn.Module):
     earlier one (see `ties`) shares its part, too.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        target: Annotated[str | None, A_RUN, MAY_CHANGE, Doc("the net that is decomposed")],
-        modules: Annotated[
-            list[str],
-            Doc(
-                "patterns of names of matrices; each must match one. q_proj, k_proj, v_proj, "
-                "gate_proj and up_proj are parts of fused matrices; a pattern that matches the "
-                "fused matrix chooses it whole"
-            ),
-        ],
-        C: Annotated[PositiveInt | dict[str, PositiveInt], Doc("components of each matrix")],
-        gates: GatesKeys,
-        forward_dtype: ForwardDtype,
-        init: Annotated[
-            Literal["random", "inputs"],
-            Doc(
-                "what components read at the beginning: random directions, or those of inputs "
-                "of their matrix in the first step"
-            ),
-        ],
-    ) -> None:
+    def __init__(self, spec: Spec, keys: ComponentsKeys) -> None:
         super().__init__()
-        self.dtype = parse_dtype(forward_dtype)
-        self.init = init  # for the objective, which knows the data
+        self.dtype = parse_dtype(keys.forward_dtype)
+        self.init = keys.init  # for the objective, which knows the data
         self.target = load(
-            target,
+            keys.target,
             spec,
-            forward_dtype,
+            keys.forward_dtype,
             (Toy, GPT, InductionHeads),
             "arch=tms, resid_mlp, induction and gpt can be decomposed",
         )
         self.decode = spec.decode
-        self.seams = {seam.name: seam for seam in choose_seams(modules, seams_of(self.target.net))}
+        chosen = choose_seams(keys.modules, seams_of(self.target.net))
+        self.seams = {seam.name: seam for seam in chosen}
         self.names, seams = list(self.seams), list(self.seams.values())
-        if init == "inputs" and (indexed := [seam.name for seam in seams if seam.indexed]):
+        if keys.init == "inputs" and (indexed := [seam.name for seam in seams if seam.indexed]):
             raise ConfigError(
                 f"arch.init=inputs: {indexed[0]} is an embedding, which has no input to begin at;"
                 " leave it out of arch.modules, or use init=random"
             )
         self.ties = ties(seams)
-        self.counts = components_of(C, self.names)
+        self.counts = components_of(keys.C, self.names)
         for number, (first, _) in self.ties.items():
             if self.counts[number] != self.counts[first]:
                 raise ConfigError(
-                    f"arch.C={C}: gives {self.names[first]} {self.counts[first]} components and"
-                    f" {self.names[number]} {self.counts[number]}, but these two share their"
+                    f"arch.C={keys.C}: gives {self.names[first]} {self.counts[first]} components"
+                    f" and {self.names[number]} {self.counts[number]}, but these two share their"
                     " weights; give both the same number"
                 )
         sizes = {
@@ -134,7 +127,7 @@ class Components(nn.Module):
             {name.replace(".", "-"): Part(*size) for name, size in sizes.items()}
         )
         self.offsets = list(accumulate(self.counts, initial=0))
-        self.gates = make_gates(gates["kind"], gates["width"], self.counts, seams)
+        self.gates = make_gates(keys.gates.kind, keys.gates.width, self.counts, seams)
 
     @property
     def predicts_tokens(self) -> bool:

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, with_config
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
 from torch import Tensor
-from typing_extensions import Doc, TypedDict
 
 from contract import (
     IGNORE,
@@ -35,32 +34,51 @@ from contract import (
 from models.decomposition.components import Components
 from models.decomposition.first_inputs import start_at_inputs
 from models.decomposition.gates import LowerLeaky, upper_leaky
-from models.decomposition.known_answer import KnownAnswer, check_known
+from models.decomposition.known_answer import Known, KnownAnswer, check_known
 from models.decomposition.masking import Masks, concat, errors, route
 from models.decomposition.usage import Usage
 from models.layers import widen
-from utils.command.marks import STRICT
+from utils.command.marks import Keys
 from utils.errors import ConfigError, Stopped
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
 from utils.transfer import to_device
 
 # losses that compare a masked net with the target
-LOSSES = ("stochastic", "layerwise", "subset")
+MASKED = ("stochastic", "layerwise", "subset")
 EPS = 1e-12
 SIGNAL_STEPS = 20  # the warm-up looks for signals after this many steps
 
 
-@with_config(STRICT)
-class KnownKeys(TypedDict):
-    """The known answer of a toy model, by patterns of matrices."""
+class Losses(Keys):
+    """The keys under `arch.loss`: coefficients of losses, and what else `Decompose` needs."""
 
-    identity: Annotated[list[str], Doc("each feature has a component of its own")]
-    dense: Annotated[list[str], Doc("each component serves several features")]
-    components: Annotated[
-        PositiveInt | None,
-        Doc("number of components of each dense matrix, without others; needed with dense"),
-    ]
+    faithfulness: NonNegativeFloat
+    """Mean square of what the components of a matrix do not add up to"""
+    stochastic: NonNegativeFloat
+    """With all matrices masked at random"""
+    layerwise: NonNegativeFloat
+    """With one matrix masked at random, as a mean over matrices"""
+    subset: NonNegativeFloat
+    """With some of the matrices masked at random, drawn for each row"""
+    minimality: NonNegativeFloat
+    """Few components are needed: the sum of gates to the power of p"""
+    p: Annotated[float, Field(gt=0, le=100)]
+    """The power at the start of the run"""
+    p_end: Annotated[float, Field(gt=0, le=100)] | None
+    """The power at the end of the run; null: p"""
+    warmup_steps: NonNegativeInt
+    """Steps on faithfulness alone before the first step, also after init_from"""
+    warmup_lr: Annotated[float, Field(gt=0, le=1000)]
+    """Learning rate of these steps"""
+    live_above: Annotated[float, Field(ge=0, lt=1)]
+    """Evaluations take a component as needed if its gate is above this"""
+    known: Known
+    """The known answer of a toy model, by patterns of matrices"""
+    positions: Literal["all", "last"]
+    """Which outputs of a text are compared; last: those at its end alone, for nets that answer
+    there
+    """
 
 
 class Decompose(Objective):
@@ -71,73 +89,25 @@ class Decompose(Objective):
     costs = frozenset({"loss", "faithfulness", "l0"})
     model: Components
 
-    def __init__(
-        self,
-        model: Components,
-        faithfulness: Annotated[
-            NonNegativeFloat, Doc("mean square of what the components of a matrix do not add up to")
-        ],
-        stochastic: Annotated[NonNegativeFloat, Doc("with all matrices masked at random")],
-        layerwise: Annotated[
-            NonNegativeFloat, Doc("with one matrix masked at random, as a mean over matrices")
-        ],
-        subset: Annotated[
-            NonNegativeFloat, Doc("with some of the matrices masked at random, drawn for each row")
-        ],
-        minimality: Annotated[
-            NonNegativeFloat, Doc("few components are needed: the sum of gates to the power of p")
-        ],
-        p: Annotated[float, Field(gt=0, le=100), Doc("the power at the start of the run")],
-        p_end: Annotated[
-            Annotated[float, Field(gt=0, le=100)] | None,
-            Doc("the power at the end of the run; null: p"),
-        ],
-        warmup_steps: Annotated[
-            NonNegativeInt,
-            Doc("steps on faithfulness alone before the first step, also after init_from"),
-        ],
-        warmup_lr: Annotated[float, Field(gt=0, le=1000), Doc("learning rate of these steps")],
-        live_above: Annotated[
-            float,
-            Field(ge=0, lt=1),
-            Doc("evaluations take a component as needed if its gate is above this"),
-        ],
-        known: Annotated[
-            KnownKeys, Doc("the known answer of a toy model, by patterns of matrices")
-        ],
-        positions: Annotated[
-            Literal["all", "last"],
-            Doc(
-                "which outputs of a text are compared; last: those at its end alone, for nets "
-                "that answer there"
-            ),
-        ],
-    ) -> None:
+    def __init__(self, model: Components, keys: Losses) -> None:
         super().__init__(model)
-        self.coefficients = {
-            "faithfulness": faithfulness,
-            "stochastic": stochastic,
-            "layerwise": layerwise,
-            "subset": subset,
-            "minimality": minimality,
-        }
-        if not any(self.coefficients[name] for name in LOSSES):
+        self.keys = keys
+        names = ("faithfulness", *MASKED, "minimality")
+        self.coefficients: dict[str, float] = {name: getattr(keys, name) for name in names}
+        if not any(self.coefficients[name] for name in MASKED):
             raise ConfigError(
-                f"arch.loss.stochastic=0: all of {', '.join(LOSSES)} are 0, so that nothing"
+                f"arch.loss.stochastic=0: all of {', '.join(MASKED)} are 0, so that nothing"
                 " compares outputs with the target's; give one of them"
             )
-        if positions == "last" and not model.predicts_tokens:
+        if keys.positions == "last" and not model.predicts_tokens:
             raise ConfigError(
                 "arch.loss.positions=last: compares outputs at the end of texts, and this net reads"
                 " none; use all"
             )
-        self.last_alone = positions == "last"
+        self.last_alone = keys.positions == "last"
         self.error_name = "kl" if model.predicts_tokens else "mse"
         self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)
-        self.p, self.p_end = p, p if p_end is None else p_end
-        self.warmup_steps, self.warmup_lr = warmup_steps, warmup_lr
-        self.live_above, self.known = live_above, known
-        check_known(model, known)
+        check_known(model, keys.known)
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
         """Lets components begin at inputs if `arch.init` says so, and trains them on faithfulness
@@ -146,8 +116,10 @@ class Decompose(Objective):
         if self.model.init == "inputs":
             start_at_inputs(self.model, self._first_inputs(source, noise), noise, dist)
         parameters = list(self.model.parts.parameters())
-        optimizer = torch.optim.AdamW(parameters, lr=self.warmup_lr, weight_decay=0.0, foreach=True)
-        for step in range(self.warmup_steps):
+        optimizer = torch.optim.AdamW(
+            parameters, lr=self.keys.warmup_lr, weight_decay=0.0, foreach=True
+        )
+        for step in range(self.keys.warmup_steps):
             if step % SIGNAL_STEPS == 0 and (
                 signum := signals.agreed_signal(dist.sums(signals.flags))
             ):
@@ -182,7 +154,7 @@ class Decompose(Objective):
             terms["minimality"] = self._minimality(gates, examples.repeats, ctx)
         weight = torch.full((), rows, device=examples.x.device)
         loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
-        live = (examples.gates.detach() > self.live_above).sum(-1)
+        live = (examples.gates.detach() > self.keys.live_above).sum(-1)
         terms["l0"] = (live if examples.repeats is None else live * examples.repeats).sum()
         return StepOut(
             loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}
@@ -209,7 +181,7 @@ class Decompose(Objective):
         target_out, inputs = self.model.probe(x, documents)
         target_out = widen(target_out)
         gates = LowerLeaky.apply(self.model.gate_logits(inputs))
-        live = gates > self.live_above
+        live = gates > self.keys.live_above
         if "single" in batch:
             return Prediction({}, {"gates": gates, "live": live})
         counted = batch["labels"] != IGNORE
@@ -250,7 +222,7 @@ class Decompose(Objective):
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         if "single" in row:
-            return [KnownAnswer(self.model, self.known)]
+            return [KnownAnswer(self.model, self.keys.known)]
         return [Usage(self.model)] if "labels" in row else []
 
     def compile_net(self) -> None:
@@ -293,7 +265,7 @@ class Decompose(Objective):
 
     def _reconstruction(self, examples: _Examples, ctx: Context) -> dict[str, Tensor]:
         """Returns the losses that compare masked nets with the target, each with its own draws."""
-        asked = [name for name in LOSSES if self.coefficients[name]]
+        asked = [name for name in MASKED if self.coefficients[name]]
         sources = ctx.noise.uniform(
             "masks", examples.shape(len(asked), self._width), examples.rows
         ).to(examples.gates.dtype)
@@ -347,7 +319,8 @@ class Decompose(Objective):
 
     def _minimality(self, gates: Tensor, repeats: Tensor | None, ctx: Context) -> Tensor:
         """Returns the sum of all gates to the power of p."""
-        p = self.p + (self.p_end - self.p) * ctx.progress
+        start, end = self.keys.p, self.keys.p if self.keys.p_end is None else self.keys.p_end
+        p = start + (end - start) * ctx.progress
         gates = upper_leaky(gates).flatten(0, -2)
         gates = gates if p == 1 else (gates + EPS).pow(p)
         return (gates.sum(0) if repeats is None else repeats @ gates).sum()

@@ -6,15 +6,17 @@ its own, which points in the direction of the net's weights for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from contract import Batch, Prediction, Report
 from models.decomposition.components import Components, matches
+from utils.command.marks import Keys
 from utils.errors import ConfigError
 from utils.measure.scene import Files, fitting, levels, scene
 
@@ -22,16 +24,27 @@ TOLERANCE = 0.1  # how far a gate may be from 0 or 1
 MOST_ROWS, MOST_COLUMNS = 100, 128  # of a picture of gates
 
 
+class Known(Keys):
+    """The known answer of a toy model, by patterns of matrices."""
+
+    identity: list[str]
+    """Each feature has a component of its own"""
+    dense: list[str]
+    """Each component serves several features"""
+    components: PositiveInt | None
+    """Number of components of each dense matrix, without others; needed with dense"""
+
+
 class KnownAnswer:
     """Checks the gates of examples with a single feature, and compares live components with each
     feature's weights.
     """
 
-    def __init__(self, model: Components, known: Mapping[str, Any]) -> None:
+    def __init__(self, model: Components, known: Known) -> None:
         self._names = model.names
         self._columns = [model.columns(number) for number in range(len(model.names))]
-        self._identity, self._dense = (_chosen(model, known, key) for key in ("identity", "dense"))
-        self._count: int = known["components"]
+        self._identity, self._dense = _chosen(model, known.identity), _chosen(model, known.dense)
+        self._count = known.components or 0  # without dense matrices, none is compared with it
         self._parts = [by_feature(model, number) for number in range(len(model.names))]
         self._features: list[Tensor] = []
         self._gates: list[Tensor] = []
@@ -90,15 +103,15 @@ class KnownAnswer:
         return Report(metrics, files=gates_scene(shown, orders), text=verdict(counts, metrics))
 
 
-def check_known(model: Components, known: Mapping[str, Any]) -> None:
+def check_known(model: Components, known: Known) -> None:
     """Raises ConfigError if a pattern of `known` matches no matrix."""
-    if known["dense"] and known["components"] is None:
+    if known.dense and known.components is None:
         raise ConfigError(
             "arch.loss.known.components=null: say how many components the matrices of"
             " known.dense have; for example 50"
         )
-    for key in ("identity", "dense"):
-        for pattern in known[key]:
+    for key, patterns in (("identity", known.identity), ("dense", known.dense)):
+        for pattern in patterns:
             if not matches(f"arch.loss.known.{key}", pattern, model.names):
                 raise ConfigError(
                     f"arch.loss.known.{key}={pattern}: matches none of the chosen matrices,"
@@ -106,8 +119,8 @@ def check_known(model: Components, known: Mapping[str, Any]) -> None:
                 )
 
 
-def _chosen(model: Components, known: Mapping[str, Any], key: str) -> list[str]:
-    matching = {name for pattern in known[key] for name in matches(key, pattern, model.names)}
+def _chosen(model: Components, patterns: Sequence[str]) -> list[str]:
+    matching = {name for pattern in patterns for name in matches("", pattern, model.names)}
     return [name for name in model.names if name in matching]
 
 

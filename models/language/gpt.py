@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveFloat, PositiveInt, with_config
+from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
-from typing_extensions import Doc, TypedDict
 
 from contract import Spec
 from models import documents
@@ -36,60 +34,45 @@ from models.layers import (
     recomputed,
     widen,
 )
-from utils.command.marks import STRICT, Fraction
+from utils.command.marks import Fraction, Keys
 from utils.errors import ConfigError
 
 STD = 0.02  # of embeddings and of the output, as in GPT-2
 
 
-@with_config(STRICT)
-class ScalingKeys(TypedDict):
-    """The fields of `Scaling`."""
-
-    factor: PositiveFloat
-    low_freq_factor: PositiveFloat
-    high_freq_factor: PositiveFloat
-    original_max_position_embeddings: PositiveFloat
-
-
-@dataclass(frozen=True)
-class Shape:
+class Shape(Keys):
     """The keys under `arch`."""
 
     num_layers: Layers
     hidden_size: Width
     num_heads: PositiveInt
-    kv_heads: Annotated[
-        PositiveInt | None, Doc("groups of heads share so many keys and values; null: num_heads")
-    ]
-    mlp_width: Annotated[
-        PositiveInt | None, Doc("null: 8/3 of hidden_size, rounded up to a multiple of 64")
-    ]
-    tied: Annotated[bool, Doc("the output layer uses the weights of the embedding")]
-    qk_norm: Annotated[bool, Doc("normalises queries and keys")]
-    recompute: Annotated[
-        bool, Doc("computes blocks again in the backward pass: less memory, a third more work")
-    ]
+    kv_heads: PositiveInt | None
+    """Groups of heads share so many keys and values; null: num_heads"""
+    mlp_width: PositiveInt | None
+    """null: 8/3 of hidden_size, rounded up to a multiple of 64"""
+    tied: bool
+    """The output layer uses the weights of the embedding"""
+    qk_norm: bool
+    """Normalises queries and keys"""
+    recompute: bool
+    """Computes blocks again in the backward pass: less memory, a third more work"""
     rms_norm_eps: Fraction
-    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")]
+    rope_theta: PositiveFloat
+    """Base of the rotary frequencies"""
     forward_dtype: ForwardDtype
-    head_dim: Annotated[
-        Annotated[int, Field(ge=2)] | None,
-        Doc("the width of a head; null: hidden_size / num_heads"),
-    ]
-    qk_weights: Annotated[
-        bool, Doc("these norms have weights and come before the rotation, as in Qwen3")
-    ]
-    qkv_bias: Annotated[bool, Doc("queries, keys and values have biases, as in Qwen2")]
-    rope_scaling: Annotated[
-        ScalingKeys | None,
-        Doc(
-            "as in Llama 3.1: {factor: 8, low_freq_factor: 1, high_freq_factor: 4, "
-            "original_max_position_embeddings: 8192}"
-        ),
-    ]
+    head_dim: Annotated[int, Field(ge=2)] | None
+    """The width of a head; null: hidden_size / num_heads"""
+    qk_weights: bool
+    """These norms have weights and come before the rotation, as in Qwen3"""
+    qkv_bias: bool
+    """Queries, keys and values have biases, as in Qwen2"""
+    rope_scaling: Scaling | None
+    """As in Llama 3.1: {factor: 8, low_freq_factor: 1, high_freq_factor: 4,
+    original_max_position_embeddings: 8192}
+    """
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises ConfigError for keys that do not go together."""
         if self.head_dim is not None and self.head_dim % 2:
             raise ConfigError(
                 f"arch.head_dim={self.head_dim}: positions turn pairs of numbers; try"
@@ -97,7 +80,7 @@ class Shape:
             )
         if self.qk_weights and not self.qk_norm:
             raise ConfigError("arch.qk_weights=true: needs norms to weigh; add arch.qk_norm=true")
-        if (scaling := self.scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
+        if (scaling := self.rope_scaling) and scaling.low_freq_factor >= scaling.high_freq_factor:
             raise ConfigError(
                 f"arch.rope_scaling.low_freq_factor={scaling.low_freq_factor}: must be less than"
                 f" high_freq_factor={scaling.high_freq_factor}"
@@ -122,11 +105,6 @@ class Shape:
     @property
     def head_width(self) -> int:
         return self.head_dim or self.hidden_size // self.num_heads
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """How the rotations of positions are slowed down."""
-        return None if self.rope_scaling is None else Scaling(**self.rope_scaling)
 
     @property
     def keys(self) -> int:
@@ -165,11 +143,10 @@ class GPT(nn.Module):
     Each weight is cast where it is used, so that blocks may be split over ranks one by one.
     """
 
-    takes = Shape  # the class that lists the keys of the constructor
-
-    def __init__(self, spec: Spec, **keys) -> None:
+    def __init__(self, spec: Spec, keys: Shape) -> None:
         super().__init__()
-        self.shape = shape = Shape(**keys)
+        keys.check()
+        self.shape = shape = keys
         # puzzles have a vocabulary, too, but their answers are not the next tokens
         if not (spec.vocab_size and spec.seq_len) or spec.table_rows:
             raise ConfigError("arch=gpt needs text; use data=tokens or data=stream")
@@ -188,7 +165,7 @@ class GPT(nn.Module):
         self.norm = RMSNorm(width, shape.rms_norm_eps)
         self.lm_head = None if shape.tied else Linear(width, spec.vocab_size)
         self.rotary_emb = RotaryEmbedding(
-            shape.head_width, 0, spec.seq_len, shape.rope_theta, self.dtype, shape.scaling
+            shape.head_width, 0, spec.seq_len, shape.rope_theta, self.dtype, shape.rope_scaling
         )
         with torch.no_grad():
             # so that the stream grows by its own size, however many layers add to it

@@ -12,7 +12,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
     rope = _rope_of(given)
     _check_neutral(kind, given, rope)
     width, heads = given["hidden_size"], given["num_attention_heads"]
-    scaling = {field.name: rope[field.name] for field in fields(Scaling)}
+    scaling = {name: rope[name] for name in Scaling.model_fields}
     return {
         "num_layers": given["num_hidden_layers"],
         "hidden_size": width,
@@ -132,7 +131,7 @@ def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if rope["rope_type"] == "llama3":
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
             rope[name] = float(rope[name])
-    return dict.fromkeys([field.name for field in fields(Scaling)]) | rope
+    return dict.fromkeys(Scaling.model_fields) | rope
 
 
 def _check_neutral(kind: str, config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
@@ -174,8 +173,8 @@ def config_of(shape: Shape, vocab_size: int, seq_len: int, begin: int | None) ->
         )
     name = "Qwen3" if shape.qk_norm else "Qwen2" if shape.qkv_bias else "Llama"
     rope: dict[str, Any] = {"rope_type": "default"}
-    if shape.scaling is not None:
-        rope = {"rope_type": "llama3", **asdict(shape.scaling)}
+    if shape.rope_scaling is not None:
+        rope = {"rope_type": "llama3", **shape.rope_scaling.model_dump()}
         rope["original_max_position_embeddings"] = int(rope["original_max_position_embeddings"])
     return {
         "architectures": [f"{name}ForCausalLM"],
@@ -192,7 +191,7 @@ def config_of(shape: Shape, vocab_size: int, seq_len: int, begin: int | None) ->
         "tie_word_embeddings": shape.tied,
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
-        "rope_scaling": rope if shape.scaling else None,  # read by transformers 4
+        "rope_scaling": rope if shape.rope_scaling else None,  # read by transformers 4
         "rope_parameters": {**rope, "rope_theta": shape.rope_theta},  # and by 5
         "vocab_size": vocab_size,
         "max_position_embeddings": seq_len,
@@ -254,11 +253,10 @@ def _check_same_net(folder: Path, shape: Shape) -> None:
         wanted = arch_in(folder)
     except ConfigError as error:
         raise ConfigError(f"init_from={error}") from None
-    ours = asdict(shape) | {
+    ours = shape.model_dump() | {
         "kv_heads": shape.keys,
         "mlp_width": shape.gated,
         "head_dim": shape.head_width,
-        "rope_scaling": None if shape.scaling is None else asdict(shape.scaling),
     }
     if shape.qk_norm:
         del wanted["qk_weights"]  # weights of 1 need not be there
@@ -326,7 +324,7 @@ def export(*arguments: str) -> str:
             " folders"
         )
     arch: Any = OmegaConf.to_container(config.arch)
-    shape = Shape(**{field.name: arch[field.name] for field in fields(Shape)})
+    shape = Shape(**{name: arch[name] for name in Shape.model_fields})
     averaged = "ema" in groups
     weights = (
         {name.removeprefix("dense/"): t for name, t in groups["ema"].items() if name != "steps"}

@@ -117,8 +117,8 @@ class GridInner(Inner):
 class Grid(RecursiveNet):
     """Value iteration and a recurrent convolution, trained like TRM."""
 
-    def __init__(self, spec: Spec, **keys) -> None:
-        super().__init__(GridInner(Sizes(**keys), spec))
+    def __init__(self, spec: Spec, keys: Sizes) -> None:
+        super().__init__(GridInner(keys, spec))
 
 
 def neighbours(value_BSSD: Tensor) -> list[Tensor]:

@@ -16,9 +16,8 @@ from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
-from typing_extensions import Doc
 
 from contract import (
     IGNORE,
@@ -37,7 +36,7 @@ from models.recursive.recursion import where_slots
 from models.recursive.search import Rules, answers_by_search, fill_in
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from models.recursive.thinking import ByStep, ThinkingSteps
-from utils.command.marks import SAME_RUN, Fraction
+from utils.command.marks import Fraction
 from utils.ranks import signals
 
 
@@ -53,6 +52,23 @@ class GuessCarry:
     batch: Batch  # its puzzle
 
 
+class GuessKeys(Rules):
+    """The keys under `arch.loss`: those of an evaluation's search, and those of training."""
+
+    sure: Annotated[float, Field(ge=0.5, le=1)]
+    """In training, digits of a higher probability are filled in at once"""
+    board_steps: Annotated[int, Field(ge=1, le=1000)]
+    """Most steps on a board in training"""
+    revealed: Fraction
+    """In half of the boards, up to this share of the blanks is given"""
+    corrected: Fraction
+    """Share of the guesses of training that are put right"""
+    wrong_steps: Annotated[int, Field(ge=0, le=1000)]
+    """Steps in training after a wrong guess"""
+    value_weight: NonNegativeFloat
+    """Of the loss of telling boards with wrong guesses"""
+
+
 class GuessObjective(Objective):
     """Sums two losses over slots: the cross entropy of the cells that are still open, where no
     guess was wrong, and that of the value. Padding rows do not count.
@@ -62,66 +78,9 @@ class GuessObjective(Objective):
     costs = frozenset({"cell_loss", "value_loss", "accepted_wrongly"})
     model: SudokuNet
 
-    def __init__(
-        self,
-        model: SudokuNet,
-        think_steps: Annotated[
-            int, Field(ge=0, le=1000), Doc("steps on a board before the first guess")
-        ],
-        sure: Annotated[
-            float,
-            Field(ge=0.5, le=1),
-            Doc("in training, digits of a higher probability are filled in at once"),
-        ],
-        try_above: Annotated[
-            float,
-            Field(gt=0, le=0.03),
-            SAME_RUN,
-            Doc(
-                "digits of a higher probability are tried in an evaluation's search; where there "
-                "is one alone, it is filled in at once"
-            ),
-        ],
-        beam: Annotated[
-            PositiveInt,
-            SAME_RUN,
-            Doc("boards with guesses that each step of an evaluation looks at for each puzzle"),
-        ],
-        waiting: Annotated[
-            NonNegativeInt,
-            SAME_RUN,
-            Doc("more boards with guesses that an evaluation keeps for each puzzle"),
-        ],
-        search_steps: Annotated[
-            int, Field(ge=1, le=1000), SAME_RUN, Doc("most steps of an evaluation")
-        ],
-        accept: Annotated[
-            float,
-            Field(gt=0, lt=1),
-            SAME_RUN,
-            Doc(
-                "a full board that is right with a higher probability, by the net's own word, "
-                "ends an evaluation's search"
-            ),
-        ],
-        board_steps: Annotated[int, Field(ge=1, le=1000), Doc("most steps on a board in training")],
-        revealed: Annotated[
-            Fraction, Doc("in half of the boards, up to this share of the blanks is given")
-        ],
-        corrected: Annotated[Fraction, Doc("share of the guesses of training that are put right")],
-        wrong_steps: Annotated[
-            int, Field(ge=0, le=1000), Doc("steps in training after a wrong guess")
-        ],
-        value_weight: Annotated[
-            NonNegativeFloat, Doc("of the loss of telling boards with wrong guesses")
-        ],
-    ) -> None:
+    def __init__(self, model: SudokuNet, keys: GuessKeys) -> None:
         super().__init__(model)
-        self.rules = Rules(think_steps, try_above, beam, waiting, search_steps, accept)
-        self.sure = sure
-        self.board_steps, self.wrong_steps = board_steps, wrong_steps
-        self.revealed, self.corrected = revealed, corrected
-        self.value_weight = value_weight
+        self.keys = keys
 
     def initial_carry(self, batch: Batch) -> GuessCarry:
         """Returns slots that are all done, so that the first step fills them."""
@@ -153,15 +112,16 @@ class GuessObjective(Objective):
             "cell_loss": (cell_loss.detach(), learnt_BT.any(-1).sum()),
             "value_loss": (value_loss.detach(), valid_B.sum()),
         }
-        return StepOut(cell_loss + self.value_weight * value_loss, valid_B.sum(), metrics, played)
+        loss = cell_loss + self.keys.value_weight * value_loss
+        return StepOut(loss, valid_B.sum(), metrics, played)
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> Prediction:
         """Searches for the answers, and records the best ones after each step."""
-        labels_BT, steps = batch["labels"], self.rules.search_steps
+        labels_BT, steps = batch["labels"], self.keys.search_steps
         seen = ByStep(labels_BT, steps)
-        for logits_BTV, margin_B in answers_by_search(self.model, batch, self.rules):
-            value_B = margin_B + self.rules.threshold
+        for logits_BTV, margin_B in answers_by_search(self.model, batch, self.keys):
+            value_B = margin_B + self.keys.threshold
             seen.add(logits_BTV, value_B, margin_B)
             if signals.pending():  # the evaluation is cut short, and repeated after a resume
                 break
@@ -188,7 +148,7 @@ class GuessObjective(Objective):
         half of them: an easier board to learn from.
         """
         shape, done_B = batch["inputs"].shape, carry.done
-        share_B = self.revealed * noise.uniform("share", shape[:1])
+        share_B = self.keys.revealed * noise.uniform("share", shape[:1])
         share_B = share_B * (noise.uniform("easier", shape[:1]) < 0.5)
         inputs_BT, labels_BT = batch["inputs"], batch["labels"]
         reveal_BT = noise.uniform("reveal", shape) < share_B[:, None]
@@ -211,21 +171,22 @@ class GuessObjective(Objective):
         labels_BT, slots_B = carry.batch["labels"], torch.arange(len(logits_BTN))
         slots_B = slots_B.to(logits_BTN.device)
         p_BTN = logits_BTN.softmax(-1)
-        board_BT, cell_B, open_B = fill_in(carry.board, p_BTN, self.sure, noise)
-        guesses_B = open_B & (carry.steps >= self.rules.think_steps)
+        board_BT, cell_B, open_B = fill_in(carry.board, p_BTN, self.keys.sure, noise)
+        guesses_B = open_B & (carry.steps >= self.keys.think_steps)
 
         below_BN = p_BTN[slots_B, cell_B].cumsum(-1)
         drawn_B1 = noise.uniform("digit", cell_B.shape)[:, None] * below_BN[:, -1:]
         digit_B = (below_BN <= drawn_B1).sum(-1).clamp_max(self.model.side - 1) + BLANK + 1
         truth_B = labels_BT[slots_B, cell_B]
-        corrects_B = (noise.uniform("correct", cell_B.shape) < self.corrected) & (truth_B != IGNORE)
+        corrects_B = noise.uniform("correct", cell_B.shape) < self.keys.corrected
+        corrects_B = corrects_B & (truth_B != IGNORE)
         digit_B = torch.where(corrects_B, truth_B.long(), digit_B).to(board_BT.dtype)
         board_BT[slots_B, cell_B] = torch.where(guesses_B, digit_B, board_BT[slots_B, cell_B])
 
         wrong_B = ((board_BT != BLANK) & (labels_BT != IGNORE) & (board_BT != labels_BT)).any(-1)
         lost_B, steps_B = torch.where(wrong_B, carry.lost + 1, carry.lost), carry.steps + 1
         full_B = (carry.board != BLANK).all(-1)  # as the net has just seen it
-        done_B = full_B | (steps_B >= self.board_steps) | (lost_B > self.wrong_steps)
+        done_B = full_B | (steps_B >= self.keys.board_steps) | (lost_B > self.keys.wrong_steps)
         return GuessCarry(state, board_BT, steps_B, lost_B, done_B, carry.batch)
 
     def _metrics(

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from contract import Spec
-from models.layers import CosSin
+from models.layers import CosSin, Layers
 from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
-from utils.errors import ConfigError
+
+
+class HRMSizes(Sizes):
+    H_layers: Layers
+    """Of the high level"""
 
 
 class HRMInner(Inner):
@@ -20,8 +24,6 @@ class HRMInner(Inner):
 
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
-        if sizes.H_layers < 1:
-            raise ConfigError(f"arch.H_layers={sizes.H_layers} must be more than 0")
         self.H_level = self.level(sizes.H_layers)
         self.L_level = self.level(sizes.L_layers)
 
@@ -43,5 +45,5 @@ class HRMInner(Inner):
 class HRM(RecursiveNet):
     """HRM with adaptive computation time (ACT v1)."""
 
-    def __init__(self, spec: Spec, **keys) -> None:
-        super().__init__(HRMInner(Sizes(**keys), spec))
+    def __init__(self, spec: Spec, keys: HRMSizes) -> None:
+        super().__init__(HRMInner(keys, spec))

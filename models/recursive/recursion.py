@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
-from typing_extensions import Doc
 
 from contract import Noise, Spec
 from models.layers import (
@@ -35,7 +33,7 @@ from models.layers import (
     turns_of,
 )
 from models.sparse_embedding import SparseEmbedding
-from utils.command.marks import SAME_RUN, Fraction
+from utils.command.marks import SAME_RUN, Fraction, Keys
 from utils.errors import ConfigError
 
 State = tuple[Tensor, Tensor]  # z_H and z_L, both [B, L, D]
@@ -67,79 +65,62 @@ class GridRotaryEmbedding(RotaryEmbedding):
 ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The keys under `arch` of both nets, named as users of HRM and TRM know them."""
+class Sizes(Keys):
+    """The keys under `arch` of all recursive nets, named as users of HRM and TRM know them."""
 
     H_cycles: Annotated[int, Field(ge=1, le=1000)]
     L_cycles: Annotated[int, Field(ge=1, le=1000)]
-    H_layers: Annotated[
-        int,
-        Field(ge=0, le=1000),
-        Doc("of the high level; TRM, whose levels share one stack, ignores it"),
-    ]
+    H_layers: Annotated[int, Field(ge=0, le=1000)]
+    """Of the high level; TRM, whose levels share one stack, ignores it"""
     L_layers: Layers
     hidden_size: Width
     num_heads: PositiveInt
-    expansion: Annotated[PositiveFloat, Doc("width of the MLPs, as a multiple of hidden_size")]
+    expansion: PositiveFloat
+    """Width of the MLPs, as a multiple of hidden_size"""
     puzzle_emb_ndim: NonNegativeInt
-    pos_encodings: Annotated[
-        Literal["rope", "rope2d", "learned", "none"], Doc("rope2d: for a square grid")
-    ]
-    halt_max_steps: Annotated[int, Field(ge=1, le=10000), Doc("most thinking steps on one puzzle")]
-    halt_exploration_prob: Annotated[
-        Fraction,
-        Doc(
-            "probability, in each training step, that a slot must have thought for a random "
-            "number of steps before it may halt"
-        ),
-    ]
+    pos_encodings: Literal["rope", "rope2d", "learned", "none"]
+    """rope2d: for a square grid"""
+    halt_max_steps: Annotated[int, Field(ge=1, le=10000)]
+    """Most thinking steps on one puzzle"""
+    halt_exploration_prob: Fraction
+    """Probability, in each training step, that a slot must have thought for a random number of
+    steps before it may halt
+    """
     forward_dtype: ForwardDtype
     rms_norm_eps: Fraction
-    rope_theta: Annotated[PositiveFloat, Doc("base of the rotary frequencies")]
-    mlp_multiple: Annotated[
-        PositiveInt, Doc("the width of the gated MLPs is rounded up to a multiple of this")
-    ]
-    mlp_norm: Annotated[bool, Doc("normalises the gated activations of the MLPs, for optim=muon")]
-    eval_halt: Annotated[
-        bool,
-        SAME_RUN,
-        Doc(
-            "evaluations leave a puzzle once the net wants to halt and its answer has "
-            "settled, not after all steps"
-        ),
-    ]
-    random_start: Annotated[bool, Doc("each puzzle begins in states of its own, drawn at random")]
-    damping: Annotated[
-        float, Field(ge=0, lt=1), Doc("share of its old state that a thinking step keeps")
-    ]
-    path_noise: Annotated[
-        NonNegativeFloat,
-        Doc("standard deviation of the noise before each thinking step of training"),
-    ]
-    eval_noise: Annotated[NonNegativeFloat, SAME_RUN, Doc("the same for evaluations")]
-    chains: Annotated[
-        PositiveInt,
-        SAME_RUN,
-        Doc("evaluations think about each puzzle in so many chains, which noise or starts part"),
-    ]
-    judge: Annotated[
-        Literal["halting", "residual"],
-        SAME_RUN,
-        Doc(
-            "the chain that answers: that with the highest halting logit, or that whose state has "
-            "changed least in the last step"
-        ),
-    ]
-    puzzle_emb_len: Annotated[
-        NonNegativeInt, Doc("positions before the tokens; 0: as many as puzzle_emb_ndim fills")
-    ]
-    mlp_t: Annotated[bool, Doc("mixes tokens by an MLP instead of attention")]
-    no_ACT_continue: Annotated[
-        bool, Doc("halts by the sign of one logit; false: by HRM's two Q values")
-    ]
+    rope_theta: PositiveFloat
+    """Base of the rotary frequencies"""
+    mlp_multiple: PositiveInt
+    """The width of the gated MLPs is rounded up to a multiple of this"""
+    mlp_norm: bool
+    """Normalises the gated activations of the MLPs, for optim=muon"""
+    eval_halt: Annotated[bool, SAME_RUN]
+    """Evaluations leave a puzzle once the net wants to halt and its answer has settled, not after
+    all steps
+    """
+    random_start: bool
+    """Each puzzle begins in states of its own, drawn at random"""
+    damping: Annotated[float, Field(ge=0, lt=1)]
+    """Share of its old state that a thinking step keeps"""
+    path_noise: NonNegativeFloat
+    """Standard deviation of the noise before each thinking step of training"""
+    eval_noise: Annotated[NonNegativeFloat, SAME_RUN]
+    """The same for evaluations"""
+    chains: Annotated[PositiveInt, SAME_RUN]
+    """Evaluations think about each puzzle in so many chains, which noise or starts part"""
+    judge: Annotated[Literal["halting", "residual"], SAME_RUN]
+    """The chain that answers: that with the highest halting logit, or that whose state has changed
+    least in the last step
+    """
+    puzzle_emb_len: NonNegativeInt
+    """Positions before the tokens; 0: as many as puzzle_emb_ndim fills"""
+    mlp_t: bool
+    """Mixes tokens by an MLP instead of attention"""
+    no_ACT_continue: bool
+    """Halts by the sign of one logit; false: by HRM's two Q values"""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises ConfigError for keys that do not go together."""
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"arch.hidden_size={self.hidden_size} is not a multiple of"
@@ -150,6 +131,11 @@ class Sizes:
             raise ConfigError(
                 f"arch.num_heads={self.num_heads} gives heads of {head}; "
                 f"{self.pos_encodings} needs multiples of {ROPES[self.pos_encodings].share}"
+            )
+        if not self.prefix:
+            raise ConfigError(
+                "arch.puzzle_emb_ndim=0 with arch.puzzle_emb_len=0 leaves no position to read the"
+                " halting logits from"
             )
         if self.puzzle_emb_ndim > self.prefix * self.hidden_size:
             raise ConfigError(
@@ -220,6 +206,7 @@ class Inner(nn.Module):
 
     def __init__(self, sizes: Sizes, spec: Spec) -> None:
         super().__init__()
+        sizes.check()
         self.sizes = sizes
         if not (spec.vocab_size and spec.table_rows):
             raise ConfigError(
@@ -227,11 +214,6 @@ class Inner(nn.Module):
                 " text"
             )
         width, self.positions = sizes.hidden_size, spec.seq_len + sizes.prefix
-        if not sizes.prefix:
-            raise ConfigError(
-                "arch.puzzle_emb_ndim=0 with arch.puzzle_emb_len=0 leaves no position to read the"
-                " halting logits from"
-            )
         std = width**-0.5
         self.embed_tokens = Embedding(spec.vocab_size, width, std)
         self.lm_head = Linear(width, spec.vocab_size)
@@ -298,8 +280,6 @@ class Inner(nn.Module):
 
 class RecursiveNet(nn.Module):
     """Wraps the inner net: casts its weights, and makes initial states and steps of reasoning."""
-
-    takes = Sizes  # the class that lists the keys of the constructors
 
     def __init__(self, inner: Inner) -> None:
         super().__init__()

@@ -8,29 +8,41 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from contract import Batch, Noise
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
+from utils.command.marks import SAME_RUN, Keys
 
 TOGETHER = 64  # nodes that go through the net at once: the shape that it is compiled for
 NEVER = -1e4  # as a logit
 JITTER = 0.2  # in training, cells are guessed whose entropies lie so close to the least, in nats
 
 
-@dataclass(frozen=True)
-class Rules:
-    """How guesses are made."""
+class Rules(Keys):
+    """How an evaluation searches."""
 
-    think_steps: int  # before the first guess
-    try_above: float  # digits with a higher probability are tried; one that is alone is filled in
-    beam: int  # nodes of each puzzle that the net sees in a step
-    waiting: int  # more nodes of each puzzle that are kept for later
-    search_steps: int
-    accept: float  # a full board that is right with a higher probability ends the search
+    think_steps: Annotated[int, Field(ge=0, le=1000)]
+    """Steps on a board before the first guess, also in training"""
+    try_above: Annotated[float, Field(gt=0, le=0.03), SAME_RUN]
+    """Digits of a higher probability are tried in an evaluation's search; where there is one alone,
+    it is filled in at once
+    """
+    beam: Annotated[PositiveInt, SAME_RUN]
+    """Boards with guesses that each step of an evaluation looks at for each puzzle"""
+    waiting: Annotated[NonNegativeInt, SAME_RUN]
+    """More boards with guesses that an evaluation keeps for each puzzle"""
+    search_steps: Annotated[int, Field(ge=1, le=1000), SAME_RUN]
+    """Most steps of an evaluation"""
+    accept: Annotated[float, Field(gt=0, lt=1), SAME_RUN]
+    """A full board that is right with a higher probability, by the net's own word, ends an
+    evaluation's search
+    """
 
     @property
     def threshold(self) -> float:

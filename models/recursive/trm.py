@@ -39,5 +39,5 @@ class TRMInner(Inner):
 class TRM(RecursiveNet):
     """TRM with attention, or with token-mixing MLPs (`mlp_t`)."""
 
-    def __init__(self, spec: Spec, **keys) -> None:
-        super().__init__(TRMInner(Sizes(**keys), spec))
+    def __init__(self, spec: Spec, keys: Sizes) -> None:
+        super().__init__(TRMInner(keys, spec))

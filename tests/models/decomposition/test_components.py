@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from contract import Context, Noise
 from models.decomposition.components import Mask
-from models.decomposition.decompose import Decompose
+from models.decomposition.decompose import Decompose, Losses
 from models.decomposition.masking import Masks, errors
 from models.decomposition.toy import TMS
 from tests.ranks import ROOT
@@ -72,7 +72,7 @@ def objective_on(
 
 def changed(objective: Decompose, **keys: Any) -> Decompose:
     """Another objective on the same net."""
-    return Decompose(objective.model, **{**LOSS, **keys}).double()
+    return Decompose(objective.model, Losses(**{**LOSS, **keys})).double()
 
 
 def with_gradients(

@@ -69,15 +69,15 @@ def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch) -> Components
     target.net = unfused(model.target.net)
     monkeypatch.setattr(components, "load", lambda *ignored: target)
     spec: Any = type("Spec", (), {"decode": None})
-    made = Components(
-        spec,
-        "twin",
-        [r"layers\..*"],
+    keys = components.ComponentsKeys(
+        target="twin",
+        modules=[r"layers\..*"],
         C=6,
         gates={"kind": "mlp", "width": 16},
         forward_dtype="float64",
         init="random",
-    ).double()
+    )
+    made = Components(spec, keys).double()
     made.load_state_dict(
         {name: tensor for name, tensor in model.state_dict().items() if "target" not in name},
         strict=False,

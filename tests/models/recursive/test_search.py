@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import torch
 
 from models.recursive.search import Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK
 
-RULES = Rules(think_steps=1, try_above=0.01, beam=4, waiting=0, search_steps=30, accept=0.95)
+RULES: dict[str, Any] = {"think_steps": 1, "try_above": 0.01, "beam": 4}
+RULES |= {"waiting": 0, "search_steps": 30, "accept": 0.95}
 SOLUTION = torch.tensor([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + BLANK
 
 
@@ -42,40 +43,41 @@ class MadeUpNet:
         return state, logits, torch.where(noticed, -self.value, self.value)
 
 
-def solve(net: MadeUpNet, blanks: list[int], rules: Rules) -> tuple[bool, list]:
+def solve(net: MadeUpNet, blanks: list[int], **changes: Any) -> tuple[bool, list]:
     puzzle = SOLUTION.clone()
     puzzle[blanks] = BLANK
+    rules = Rules(**{**RULES, **changes})
     steps = list(answers_by_search(net, {"inputs": puzzle[None]}, rules))
     return torch.equal(steps[-1][0].argmax(-1)[0], SOLUTION), steps
 
 
 def test_a_beam_of_two_finds_what_the_likeliest_digits_miss() -> None:
     blanks = [0, 5, 10, 15]
-    assert solve(MadeUpNet(), blanks, RULES)[0]
-    assert solve(MadeUpNet(), blanks, replace(RULES, beam=2))[0]
-    assert not solve(MadeUpNet(), blanks, replace(RULES, beam=1))[0]
+    assert solve(MadeUpNet(), blanks)[0]
+    assert solve(MadeUpNet(), blanks, beam=2)[0]
+    assert not solve(MadeUpNet(), blanks, beam=1)[0]
 
 
 def test_mistakes_that_are_noticed_late_need_a_wider_beam() -> None:
     blanks = [0, 5, 10, 15, 3]
-    assert not solve(MadeUpNet(delay=2), blanks, replace(RULES, beam=2))[0]
-    assert solve(MadeUpNet(delay=2), blanks, replace(RULES, beam=16))[0]
+    assert not solve(MadeUpNet(delay=2), blanks, beam=2)[0]
+    assert solve(MadeUpNet(delay=2), blanks, beam=16)[0]
 
 
 def test_boards_that_wait_are_seen_when_the_better_ones_have_failed() -> None:
     blanks = [0, 5, 10, 15, 3]
-    one = replace(RULES, beam=1, search_steps=100)
-    assert not solve(MadeUpNet(delay=2), blanks, one)[0]
-    assert solve(MadeUpNet(delay=2), blanks, replace(one, waiting=20))[0]
+    one = {"beam": 1, "search_steps": 100}
+    assert not solve(MadeUpNet(delay=2), blanks, **one)[0]
+    assert solve(MadeUpNet(delay=2), blanks, **one, waiting=20)[0]
 
 
 def test_the_search_ends_with_an_accepted_board_or_goes_on() -> None:
-    _, steps = solve(MadeUpNet(), [0, 5], RULES)
+    _, steps = solve(MadeUpNet(), [0, 5])
     margins = [float(margin) for _, margin in steps]
     assert margins[-1] > 0 >= max(margins[:-1])
     # of a net that is never sure enough, every node is seen
     unsure = MadeUpNet(value=1.0)
-    solved, steps = solve(unsure, [0, 5], RULES)
+    solved, steps = solve(unsure, [0, 5])
     assert solved
     assert float(steps[-1][1]) <= 0
 
@@ -84,10 +86,10 @@ def test_more_puzzles_than_fit_at_once_are_each_searched_as_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     blank = torch.rand(90, 16, generator=generator) < 0.3
     puzzles = torch.where(blank, BLANK, SOLUTION)
-    *_, (together, margin) = answers_by_search(MadeUpNet(1), {"inputs": puzzles}, RULES)
+    *_, (together, margin) = answers_by_search(MadeUpNet(1), {"inputs": puzzles}, Rules(**RULES))
     for row in (0, 1, 63, 64, 89):
         *_, (alone, own_margin) = answers_by_search(
-            MadeUpNet(1), {"inputs": puzzles[row : row + 1]}, RULES
+            MadeUpNet(1), {"inputs": puzzles[row : row + 1]}, Rules(**RULES)
         )
         torch.testing.assert_close(together[row], alone[0])
         torch.testing.assert_close(margin[row], own_margin[0])
@@ -95,5 +97,7 @@ def test_more_puzzles_than_fit_at_once_are_each_searched_as_alone() -> None:
 
 def test_a_padded_row_takes_one_step() -> None:
     net = MadeUpNet()
-    steps = list(answers_by_search(net, {"inputs": torch.zeros(3, 16, dtype=torch.long)}, RULES))
+    steps = list(
+        answers_by_search(net, {"inputs": torch.zeros(3, 16, dtype=torch.long)}, Rules(**RULES))
+    )
     assert (len(steps), net.calls) == (1, 3)
