@@ -122,7 +122,7 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
     rows = min(TRIED, len(next(iter(batch.values()))))
     slices = slice(0, rows), slice(0, rows // 2), slice(rows // 2, rows)
     parts = [_rows_of(batch, ctx, each, where) for each in slices]
-    instead = "ctx.noise, dropout from models.layers.Dropout; set that of a pretrained net to 0"
+    instead = "ctx.noise, dropout from contract.Dropout; set that of a pretrained net to 0"
     with _generators_untouched(where, instead, ctx.noise.device):
         with torch.no_grad():
             totals, *of_halves = (_statistics(objective, part) for part in parts)
