@@ -27,7 +27,7 @@ def test_help_lists_every_key_of_the_run() -> None:
     [
         ("grad_clip", ["grad_clip=null", "float | null"]),
         ("arch.hidden_size", ["arch.hidden_size=512", "int  (≥ 1,"]),
-        ("arch.halt_exploration_prob", ["probability, in each training step"]),
+        ("arch.halt_exploration_prob", ["Probability, in each training step"]),
         ("arch.loss", ["arch.loss.loss_type", "stablemax_cross_entropy"]),
         ("experiment", ["demo", "shakespeare"]),
     ],
