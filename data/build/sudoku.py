@@ -29,14 +29,8 @@ from data.build.rows import (
     puzzle_parser,
 )
 from data.recursive.puzzle_text import tokens_of
-from data.recursive.sudoku import (
-    BLANK,
-    BOXES,
-    DIGITS,
-    generate,
-    is_solved,
-    sudoku_split,
-)
+from data.recursive.sudoku import BLANK, BOXES, DIGITS, is_solved
+from data.recursive.sudoku_boards import generate, sudoku_split
 from utils.errors import exit_status
 
 # by size: hard enough to be interesting, and nearly every board can lose so many

@@ -15,7 +15,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from contract import IGNORE, Arrays
 from data.recursive.puzzle_files import PuzzleSet, PuzzleSplit, check_values, has_split, read_split
-from data.recursive.sudoku import generate, sudoku_split
+from data.recursive.sudoku_boards import generate, sudoku_split
 from utils.command.marks import Keys
 from utils.errors import ConfigError
 

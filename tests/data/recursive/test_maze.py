@@ -28,7 +28,7 @@ from data.recursive.maze import (
     solve,
 )
 from data.recursive.puzzle_text import puzzle_text
-from data.recursive.sudoku import sudoku_split
+from data.recursive.sudoku_boards import sudoku_split
 from tests.data.recursive.helpers import source
 
 SMALL = [maze for chunk in range(4) for maze in generate(8, 16, 3, chunk)]

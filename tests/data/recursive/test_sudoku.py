@@ -5,14 +5,12 @@ from data.build.sudoku import main
 from data.recursive.sudoku import (
     BOXES,
     DIGITS,
-    augment,
-    generate,
     geometry,
     is_solved,
-    random_solutions,
     search,
     to_masks,
 )
+from data.recursive.sudoku_boards import augment, generate, random_solutions
 from tests.data.recursive.helpers import files, source
 from utils.errors import ConfigError
 

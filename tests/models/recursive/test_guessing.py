@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from contract import Context, Noise, Spec
-from data.recursive.sudoku import generate
+from data.recursive.sudoku_boards import generate
 from models.recursive.guessing import GuessObjective
 from models.recursive.sudoku_net import BLANK
 from tests.making import make_objective

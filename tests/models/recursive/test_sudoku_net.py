@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from contract import Spec
-from data.recursive.sudoku import cell_permutations, digit_permutations
+from data.recursive.sudoku_boards import cell_permutations, digit_permutations
 from models.recursive.sudoku_net import (
     EXCLUDED,
     GIVEN,
