@@ -131,12 +131,10 @@ def test_a_plain_reference_and_any_ranks_and_batches(folder: Path, tmp_path: Pat
     assert voted(read_split("data_path=x", hrm, "test"), given, q, [np.arange(len(q))]) == alone
     first, second = (alone.metrics[f"pass@{k}"] for k in (1, 2))
     votes = np.load(BytesIO(alone.files["arc_votes.npz"]))  # type: ignore[arg-type]
-    assert (
-        votes["votes"].sum()
-        == len(q)
-        > len(votes["key"])
-        == len({*zip(votes["pair"].tolist(), votes["key"].tolist(), strict=True)})
-    )
+    pairs, grids = votes["pair"].tolist(), votes["grid"]
+    answered = {(pair, grid.tobytes()) for pair, grid in zip(pairs, grids, strict=True)}
+    assert votes["votes"].sum() == len(q) > len(votes["votes"]) == len(answered)
+    assert votes["confidence"].sum() == pytest.approx((1 / (1 + np.exp(-q.astype(float)))).sum())
     assert alone.line == f"pass@1 {first:.4f}  pass@2 {second:.4f}"
     assert set(alone.metrics) == set(ArcVotes(ArcPairs(split, "all")).scalars)
     assert len(set(alone.metrics.values())) > 6, "the answers are neither all right nor all wrong"
