@@ -13,7 +13,6 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 # read when torch is imported: where the host of a store dies, PyTorch prints a page of C++ frames
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -54,16 +53,16 @@ from utils.command import cli, config
 from utils.command.instantiate import make
 from utils.command.keys import CONF, HYDRA_ARGUMENTS
 from utils.command.limits import check_sync
-from utils.measure import capacity, compiling, hardware
+from utils.command.root import Config
+from utils.measure import capacity, hardware
 from utils.measure.evaluation import Evaluation, check_names
 from utils.measure.metrics import Clock, Meter
-from utils.measure.micro_batch import shards_at_once
 from utils.measure.profile import traced
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 from utils.rundir.status import started_again
-from utils.sweep.needed_runs import make_needed_runs
+from utils.sweep.needed_runs import with_needed_runs
 from utils.transfer import batch_to_device
 
 
@@ -72,19 +71,18 @@ def app(raw: DictConfig) -> float | None:
     return cli.run_job(raw, reader.config_in, pretrain)
 
 
-def pretrain(cfg: DictConfig) -> float | None:
+def pretrain(cfg: Config) -> float | None:
     """Trains or evaluates one run. Returns the objective metric on every rank, for sweepers."""
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
     signals.defer()
-    cfg = make_needed_runs(config.publish(cfg, dist), dist, pretrain)
+    cfg = with_needed_runs(config.publish(cfg, dist), dist, pretrain)
     hardware.tune(cfg.exact)
-    compiling.keep_compiled_code()
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
         again = started_again(Path(cfg.checkpoint_path))
         start = resume.find(cfg, dist, run.say, again)
         # planned for GPUs that are elsewhere
         best = "bfloat16" if cfg.plan_cards else hardware.forward_dtype(dist.device)
-        resume.fix_arithmetic(cfg, start, dist, best)
+        cfg = resume.with_arithmetic(cfg, start, dist, best)
         trainer = Trainer(cfg, dist, run, is_new=start.folder is None and not cfg.eval_only)
         start = resume.restore(start, trainer.saved, cfg, dist, run.say, trainer.total_steps)
         trainer.try_laws()
@@ -103,12 +101,12 @@ class Trainer:
 
     checkpointer: Checkpointer  # decides when checkpoints are written
 
-    def __init__(self, cfg: DictConfig, dist: Dist, run: RunDirectory, is_new: bool) -> None:
+    def __init__(self, cfg: Config, dist: Dist, run: RunDirectory, is_new: bool) -> None:
         """`is_new`: no checkpoint is restored, so the run begins with this net's weights."""
         self.cfg, self.dist, self.run, self.is_new = cfg, dist, run, is_new
         self.owned = dist.owned_shards(cfg.shards)
         with dist.main_first():  # it may fill a cache
-            self.source = source_of(cfg)
+            self.source = source_of(cfg.plain())
         with dist.agreed():
             self.known = known_parts(self.source, None if cfg.eval_only else self.owned[0])
             if cfg.check and is_new:
@@ -117,7 +115,7 @@ class Trainer:
         with dist.agreed():
             self.sync: Sync = make(cfg.sync, "sync")
         if cfg.plan:
-            self.fit_to_memory()
+            self.cfg = self.with_plan()
         self.objective = self.build_net()
         self.wrapped = self.sync.wrap(self.objective, dist)  # the objective as training calls it
         with dist.agreed():
@@ -159,12 +157,12 @@ class Trainer:
         self.ema = EMA(parameters, cfg.ema_rate, cfg.ema_warmup) if cfg.ema else None
         most_rows = self.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
         self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist)
-        self.dense = build_dense(cfg.optim.dense, parameters, sync.whole)
+        self.dense = build_dense(cfg.optim["dense"], parameters, sync.whole)
         if cfg.check:
-            try_optimizers(cfg.optim.dense, parameters, sync.splits_weights)
+            try_optimizers(cfg.optim["dense"], parameters, sync.splits_weights)
         self.optimizers: list[torch.optim.Optimizer] = [*self.sparse, *self.dense]
         self.schedule = build_schedule(
-            cfg.optim.schedule, length.total_steps, length.steps_per_epoch
+            cfg.optim["schedule"], length.total_steps, length.steps_per_epoch
         )
         self.norms = Norms(sync)  # of logged steps
         # of evaluations; decides which checkpoint is the best
@@ -172,10 +170,7 @@ class Trainer:
         self.flops_per_example = 0
         if hardware.peak_flops(dist.device, objective.dtype):
             self.flops_per_example = flops_per_example(objective, *self.first_batch(self.owned[:1]))
-        if self.compiles:
-            torch.compiler.set_stance(
-                "default"
-            )  # an earlier run of this process may have changed it
+        if cfg.compile is True:
             objective.compile_net()
         self.saved = self.register_parts()  # what checkpoints hold
 
@@ -205,22 +200,12 @@ class Trainer:
     def origin(self) -> Origin:
         """Returns what a checkpoint records about the run that writes it."""
         assert self.agreement.all_read, "a step that may not be finite must not be saved"
-        config: Any = OmegaConf.to_container(self.cfg)
         base_lr = self.dense[-1].param_groups[0]["base_lr"]
         lr = base_lr * float(self.schedule(self.step))
         frozen, wandb_id = frozen_files(self.objective), self.run.wandb_id
         device = self.dist.device.type
-        return Origin(
-            config, self.known, wandb_id, lr, frozen, compile=self.compiles, device=device
-        )
-
-    @property
-    def compiles(self) -> bool:
-        """Returns whether the net is compiled. On a CPU, `auto` becomes true or false before the
-        first step.
-        """
-        how, device = self.cfg.compile, self.dist.device.type
-        return how is True or (how == "auto" and device == "cuda")
+        config, compiled = self.cfg.plain(), self.cfg.compile is True
+        return Origin(config, self.known, wandb_id, lr, frozen, compile=compiled, device=device)
 
     @property
     def shard_size(self) -> int:
@@ -253,57 +238,60 @@ class Trainer:
 
     def group_shards(self) -> list[range]:
         """Groups this rank's shards into micro-batches, which the device computes one after
-        another.
+        another. Ranks may differ in it: results do not depend on it.
         """
-        owned, device, parameters = self.owned, self.dist.device, self.sync.parameters.values()
+        cfg, owned, shard_size = self.cfg, self.owned, self.shard_size
+        at_once = len(owned)
+        if cfg.exact:
+            at_once = 1  # gradients are added shard by shard
+        elif isinstance(cfg.micro_batch_size, int):
+            at_once = cfg.micro_batch_size // shard_size
+        elif cfg.micro_batch_size == "auto" and self.dist.device.type == "cuda":
 
-        def attempt(shards: int) -> None:
-            rehearse(self.objective, *self.first_batch(owned[:shards]))
+            def attempt(shards: int) -> None:
+                rehearse(self.objective, *self.first_batch(owned[:shards]))
 
-        size = shards_at_once(self.cfg, self.shard_size, len(owned), device, parameters, attempt)
-        return [owned[i : i + size] for i in range(0, len(owned), size)]
+            smallest, parameters = f"one shard of {shard_size} examples", self.sync.parameters
+            at_once = capacity.largest_that_fits(at_once, attempt, parameters.values(), smallest)
+        return [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
 
-    def fit_to_memory(self) -> None:
-        """Applies `plan`: chooses a layout that fits, using a net on the meta device."""
-        cfg, source, split = self.cfg, self.source, self.sync.splits_weights
-        net = make_objective(cfg.arch, cfg.seed, source.spec, capacity.META)
-        optimizer_state = remembered(cfg.optim.dense, trained(net))
+    def with_plan(self) -> Config:
+        """Returns the configuration with the micro-batch that fits, found by counting on a net
+        without numbers, and says why. With plan=show, prints that and ends the run.
+        """
+        cfg, dist, split = self.cfg, self.dist, self.sync.splits_weights
+        net = make_objective(cfg.arch, cfg.seed, self.source.spec, capacity.META)
         tables = [table.weights for table in tables_of(net).values()]
+        optimizer_state = remembered(cfg.optim["dense"], trained(net)).values()
 
         def pass_over(shards: range) -> tuple[Batch, Callable[[], None]]:
             batch, context = self.first_batch(shards, capacity.META)
             return batch, partial(rehearse, net, batch, context, keep=True)
 
-        capacity.apply_plan(
-            cfg,
-            self.dist,
-            source.length,
-            split,
-            net,
-            tables,
-            optimizer_state,
-            pass_over,
-            self.run.say,
-        )
+        needs = capacity.count(net, tables, optimizer_state, cfg.ema, pass_over)
+        cut = cfg.shards, self.shard_size, split, cfg.exact
+        cards = capacity.cards_named(cfg.plan_cards) if cfg.plan_cards else capacity.cards_of(dist)
+        can_recompute = cfg.arch.get("recompute") is False
+        if cfg.plan == "show":
+            layout = capacity.lay_out(needs, cards, *cut)
+            if dist.is_main:
+                print(capacity.table(layout, can_recompute), flush=True)
+            raise SystemExit(0)
+        # the ranks that have started, each on its card
+        layout = capacity.lay_out(needs, cards[: dist.world_size], *cut, dist.world_size)
+        self.run.say(capacity.table(layout, can_recompute))
+        size = None if cfg.exact else layout.micro_batch_size
+        return cfg.with_values({"plan": False, "micro_batch_size": size})
 
     def try_laws(self) -> None:
         """Checks names of metrics, and before a new run whether the objective keeps the laws."""
-        cfg, source, objective, check = self.cfg, self.source, self.objective, None
+        cfg, objective, check = self.cfg, self.objective, None
         if cfg.check and self.is_new:
             with self.dist.agreed():
                 laws.check_objective(objective, self.first_batch, cfg.shards, self.owned)
             check = partial(laws.check_prediction, objective)
-        check_names(cfg, source, objective, self.to_batch, check)
-
-    def compile_long_run(self) -> None:
-        """Compiles a long run on a CPU, and writes down whether that worked."""
-        cfg, dist, objective = self.cfg, self.dist, self.objective
-        if dist.device.type == "cuda" or self.sync.splits_weights:
-            return
-        if compiling.is_long(cfg, objective.dtype, self.total_steps):
-            one_pass = partial(rehearse, objective, *self.first_batch(self.shard_groups[0]))
-            compile_net, say = objective.compile_net, self.run.say
-            cfg.compile = compiling.compile_if_possible(dist, one_pass, compile_net, say)
+        asked, outputs = cfg.objective_metric, cfg.eval_save_outputs
+        check_names(asked, outputs, self.source, objective, self.to_batch, check)
 
     def train_or_evaluate(self, start: resume.Start) -> None:
         """Does what is left of the run, which may be nothing."""
@@ -317,8 +305,6 @@ class Trainer:
                 " would begin again"
             )
             return
-        if cfg.compile == "auto":
-            self.compile_long_run()
         self.open_directory(start)
         if cfg.eval_only:
             if stop := self.evaluate():
@@ -338,7 +324,7 @@ class Trainer:
         """
         cfg, run, objective = self.cfg, self.run, self.objective
         # tools that compare runs look up here which metric judges them
-        text = OmegaConf.to_yaml({**cfg, "objective_metric": str(self.judging_metric)})
+        text = OmegaConf.to_yaml(cfg.plain() | {"objective_metric": str(self.judging_metric)})
         wandb = {
             "mode": cfg.wandb.mode,
             "project": cfg.project_name,

@@ -82,7 +82,7 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
     return arrays
 
 
-def source_of(config: Mapping[Any, Any]) -> Source:
+def source_of(config: Mapping[str, Any]) -> Source:
     """Makes the source of a run with this configuration."""
     run = RunSettings.of(config)
     with seeded(run.seed):  # a split that somebody else's function draws

@@ -71,7 +71,7 @@ def _check_takes_all(key: str, made: Any, named: Mapping[str, nn.Parameter]) -> 
 
 
 def build_sparse(
-    config: Mapping[str, Any],
+    config: Mapping[str, Any] | None,
     tables: Mapping[str, Table],
     capacity: int,
     dist: Dist,

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 
 from tests.ranks import ROOT, Completed, check_ended_well, clean_env, free_port, run_ranks
 from utils.checkpoint import reader
 from utils.command import config, keys
 from utils.command.arguments import prepare
+from utils.command.root import Config
 from utils.ranks.launchers import Launch
 
 # A TRM with everything that could depend on the ranks: carry, exploration, Q bootstrapping, puzzle
@@ -131,7 +131,7 @@ BOUND_S = 8 + 5  # timeout_s, and what it takes to say so
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60", "report=false", "check=false"]
 
 
-def config_of(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> DictConfig:
+def config_of(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> Config:
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
         return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)

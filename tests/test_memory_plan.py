@@ -57,7 +57,7 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24
     meta_net = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.META)
-    known = remembered(trainer.cfg.optim.dense, trained(meta_net))
+    known = remembered(trainer.cfg.optim["dense"], trained(meta_net))
     first = partial(trainer.first_batch, device=capacity.META)
     needs = needs_of(meta_net, known, False, first)
     del counted

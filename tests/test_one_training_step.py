@@ -31,7 +31,7 @@ def files_of_a_step(folder: Path, recipe: str, log_interval: int = 10) -> set[Pa
     trainer = trainer_on(Dist(), folder, f"experiment={recipe}", *FLOAT32, "max_steps=20")
     for take in steps_of(trainer, EARLIER + 1):
         if trainer.step == EARLIER:
-            trainer.cfg.log_interval = log_interval
+            trainer.cfg = trainer.cfg.with_values({"log_interval": log_interval})
             sys.setprofile(look)
         try:
             take()

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 import torch.distributed.checkpoint as dcp
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from optim.averages import EMA
@@ -27,6 +26,7 @@ from optim.sync.base import Sync
 from utils.checkpoint import resume
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.writer import Writer
+from utils.command.root import Config
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 from utils.transfer import fill
@@ -159,7 +159,7 @@ def load(folder: Path, width: int, dist: Dist) -> dict[str, float]:
     state = State(width, dist)
     path = folder / "run"
     made = {"shards": SHARDS, "resume": "auto", "checkpoint_path": str(path), "eval_only": False}
-    config = OmegaConf.create({**made, "init_from": None, "max_steps": 99, "checkpoint": None})
+    config = Config.model_construct(**made, init_from=None, max_steps=99, checkpoint=None)
 
     def resumed() -> None:
         start = resume.find(config, dist, print)

@@ -128,13 +128,13 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     # what is computed once for all examples without a feature, nobody can count beforehand
     all_features = ["data.probability=1"] if name == "components features" else []
     cfg = config_of(*line_of(name, folders, *FLOAT32, *all_features))
-    source = make(cfg.data, "data", RunSettings.of(cfg))
+    source = make(cfg.data, "data", RunSettings.of(cfg.plain()))
     facts: Any = SimpleNamespace(cfg=cfg, source=source)
 
     def counted(device: torch.device, step: bool) -> capacity.Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
         if step:
-            optimizers = build_dense(cfg.optim.dense, trained(objective))
+            optimizers = build_dense(cfg.optim["dense"], trained(objective))
             memory = OptimizerState(optimizers, trained(objective))
             for parameter in trained(objective).values():
                 parameter.grad = torch.zeros_like(parameter)
@@ -142,7 +142,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
                 optimizer.step()
             state = {name: tensor for name, tensor in memory.state().items() if VALUES not in name}
         else:
-            state = remembered(cfg.optim.dense, trained(objective))
+            state = remembered(cfg.optim["dense"], trained(objective))
         first = partial(pretrain.Trainer.first_batch, facts, device=device)
         return needs_of(objective, state, cfg.ema, first)
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from omegaconf import DictConfig
-
 from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
 from utils.checkpoint.writer import Writer
+from utils.command.root import Config
 from utils.errors import RunError
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
@@ -55,7 +54,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        config: DictConfig,
+        config: Config,
         run: Run,
         saved: Registry,
         metric: Judge,

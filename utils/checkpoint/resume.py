@@ -13,7 +13,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from yaml import YAMLError
 
 from utils.checkpoint import format, reader
@@ -29,6 +29,7 @@ from utils.checkpoint.registry import (
 )
 from utils.command.keys import fields_of, run_values
 from utils.command.marks import MAY_CHANGE, SAME_RUN
+from utils.command.root import Config
 from utils.errors import ConfigError, brief, said_of, short, visible
 from utils.files import read_text
 from utils.ranks.distributed import Dist
@@ -92,7 +93,7 @@ def initial_weights(
 
 
 def find(
-    config: DictConfig, dist: Dist, say: Callable[[str], None], started_again: bool = False
+    config: Config, dist: Dist, say: Callable[[str], None], started_again: bool = False
 ) -> Start:
     """Rank 0 looks and decides; every rank gets its decision.
 
@@ -101,7 +102,7 @@ def find(
 
     def look() -> Start:
         if config.eval_only:
-            return _weights_to_evaluate(Path(config.checkpoint))
+            return _weights_to_evaluate(Path(str(config.checkpoint)))
         if config.resume is False and not started_again:
             return Start()
         return _own_or_named(config, say)
@@ -109,24 +110,25 @@ def find(
     return _broadcast_start(dist, look)
 
 
-def fix_arithmetic(config: DictConfig, start: Start, dist: Dist, best: str) -> None:
-    """Sets `arch.forward_dtype=auto` to what the run has computed in, or to the type that suits
-    rank 0's machine `best`, and on a CPU `compile=auto` to whether the run was compiled.
+def with_arithmetic(config: Config, start: Start, dist: Dist, best: str) -> Config:
+    """Returns the configuration with `arch.forward_dtype=auto` as what the run has computed in, or
+    as the type that suits rank 0's machine `best`, and `compile=auto` as what suits the device.
 
-    Written down, it stays the same on every rank and machine.
+    Written down, they stay the same on every rank, and the type also on every machine.
     """
-    before = start.meta.get("config", {})
-    if before and config.get("compile") == "auto" and dist.device.type == "cpu":
-        config.compile = before.get("compile") is True and not config.eval_only
+    values: dict[str, Any] = {}
+    if config.compile == "auto":
+        values["compile"] = dist.device.type == "cuda"
     if config.arch.get("forward_dtype") == "auto":
-        then = before.get("arch", {}).get("forward_dtype", "auto")
-        config.arch.forward_dtype = dist.broadcast_text(best) if then == "auto" else then
+        then = start.meta.get("config", {}).get("arch", {}).get("forward_dtype", "auto")
+        values["arch.forward_dtype"] = dist.broadcast_text(best) if then == "auto" else then
+    return config.with_values(values)
 
 
 def restore(
     start: Start,
     saved: Registry,
-    config: DictConfig,
+    config: Config,
     dist: Dist,
     say: Callable[[str], None],
     total_steps: int,
@@ -149,7 +151,7 @@ def restore(
     return start
 
 
-def check_fits(start: Start, config: DictConfig, origin: Origin, total_steps: int) -> None:
+def check_fits(start: Start, config: Config, origin: Origin, total_steps: int) -> None:
     """Refuses other data, other frozen parts, and a length that ends before the checkpoint."""
     for name, then in start.meta.get("frozen", {}).items():
         now = origin.frozen.get(name, then)
@@ -166,19 +168,20 @@ def check_fits(start: Start, config: DictConfig, origin: Origin, total_steps: in
             " PYTHONHASHSEED, or begin with init_from"
         )
     if not config.eval_only and total_steps < start.step:
-        key = "epochs" if config.max_steps is None else "max_steps"
+        key, value = "max_steps", config.max_steps
+        if value is None:
+            key, value = "epochs", config.epochs
         raise ConfigError(
-            f"{key}={config[key]}: that is {total_steps} steps, and the run has done {start.step};"
+            f"{key}={value}: that is {total_steps} steps, and the run has done {start.step};"
             f" raise {key}"
         )
 
 
-def _other_part(start: Start, config: DictConfig, now: Mapping[str, str]) -> str:
+def _other_part(start: Start, config: Config, now: Mapping[str, str]) -> str:
     """Names a part of the data that is not what it was; empty if there is none."""
     then: Mapping[str, str] = start.meta["data"]
     # keys of the data that may change choose what evaluations ask
-    plain: Any = OmegaConf.to_container(config)
-    same_keys = start.meta["config"].get("data") == plain.get("data")
+    same_keys = start.meta["config"].get("data") == config.plain().get("data")
     changed = (part for part in {**then, **now} if then.get(part) != now.get(part))
     return next((part for part in changed if same_keys or not part.startswith(EVALUATED)), "")
 
@@ -277,7 +280,7 @@ def _weights_to_evaluate(path: Path) -> Start:
 
 
 @said_of("checkpoint_path")
-def _own_or_named(config: DictConfig, say: Callable[[str], None]) -> Start:
+def _own_or_named(config: Config, say: Callable[[str], None]) -> Start:
     directory = Path(config.checkpoint_path)
     own = reader.newest_whole(directory / "checkpoints", say)
     meta = reader.read_meta(own) if own else {}
@@ -297,9 +300,9 @@ def _own_or_named(config: DictConfig, say: Callable[[str], None]) -> Start:
 
 
 @said_of("resume")
-def _at(config: DictConfig, own: Path | None) -> Start | None:
+def _at(config: Config, own: Path | None) -> Start | None:
     """The checkpoint that `resume` names; None if the run resumes from its own."""
-    path, directory = Path(config.resume), Path(config.checkpoint_path)
+    path, directory = Path(str(config.resume)), Path(config.checkpoint_path)
     if any(
         _same(path, own_path)
         for own_path in (directory, directory / "checkpoints", directory / "checkpoints" / "latest")
@@ -323,12 +326,12 @@ def _at(config: DictConfig, own: Path | None) -> Start | None:
     return reader.reading(path, read)
 
 
-def _instead(start: Start, trouble: str, config: DictConfig, say: Callable[[str], None]) -> Start:
+def _instead(start: Start, trouble: str, config: Config, say: Callable[[str], None]) -> Start:
     """Returns the start to use in place of a whole checkpoint that does not fit."""
     directory, name = Path(config.checkpoint_path), f"step_{start.step}"
     unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
     if config.eval_only:
-        latest = _weights_to_evaluate(Path(config.checkpoint))
+        latest = _weights_to_evaluate(Path(str(config.checkpoint)))
         if latest.folder == start.folder:
             raise ConfigError(f"checkpoint={start.folder}: {trouble}")
         return latest
@@ -354,7 +357,7 @@ def _same(path: Path, other: Path) -> bool:
         return False
 
 
-def _same_run(start: Start, config: DictConfig, where: Path) -> Start:
+def _same_run(start: Start, config: Config, where: Path) -> Start:
     """A start from a checkpoint of this very run, if it is one."""
     if unsaid := [name for name in STATED if name not in start.meta]:
         raise ConfigError(
@@ -373,11 +376,11 @@ def _same_run(start: Start, config: DictConfig, where: Path) -> Start:
     return replace(start, meta={**start.meta, **named})
 
 
-def _differences(saved: Mapping[Any, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:
+def _differences(saved: Mapping[Any, Any], config: Config) -> dict[str, tuple[Any, Any]]:
     """Keys that change the run, with both values; a key that only one side has came or went with
     the code.
     """
-    now: Any = OmegaConf.to_container(config)
+    now = config.plain()
     fields = fields_of(now)
     old, new = (run_values(side, fields, SAME_RUN, MAY_CHANGE) for side in (dict(saved), now))
     # auto became the old one

@@ -23,6 +23,7 @@ from utils.command.config import resolve
 from utils.command.hydra_errors import explain
 from utils.command.limits import check_paths
 from utils.command.naming import sweep_name
+from utils.command.root import Config
 from utils.errors import (
     ConfigError,
     LocalError,
@@ -67,7 +68,7 @@ def main(app: Callable[[], Any]) -> NoReturn:
     leave(0)
 
 
-def run_job(raw: DictConfig, config_in: ConfigIn, run: Callable[[DictConfig], T]) -> T:
+def run_job(raw: DictConfig, config_in: ConfigIn, run: Callable[[Config], T]) -> T:
     """Runs one job that Hydra composed, and ends the program on errors itself: Hydra would add a
     line of its own.
     """
@@ -81,7 +82,7 @@ def run_job(raw: DictConfig, config_in: ConfigIn, run: Callable[[DictConfig], T]
         raise SystemExit(report(error, detect(os.environ))) from None
 
 
-def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> DictConfig:
+def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> Config:
     """Returns the checked configuration of one job; called inside Hydra.
 
     An evaluation that names no arch, data or experiment has that of its checkpoint, which

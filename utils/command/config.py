@@ -15,16 +15,18 @@ from utils.command.keys import GROUPS, Plain, fields_of, is_marked, leaves, mark
 from utils.command.limits import check_combinations
 from utils.command.marks import NAMES_PROJECT, SAME_RUN
 from utils.command.naming import check_name, folder_name, job_name
+from utils.command.root import Config
 from utils.errors import ConfigError
+from utils.ranks.distributed import Dist
 from utils.ranks.launchers import Launch
 
 
 def resolve(
-    config: DictConfig,
+    composed: DictConfig,
     choices: Mapping[str, str],
     launch: Launch,
     overrides: Sequence[str] | None = None,
-) -> DictConfig:
+) -> Config:
     """Checks every key, value and combination, and names the run; raises ConfigError.
 
     `overrides` are those of a job of a sweep.
@@ -34,56 +36,56 @@ def resolve(
             raise ConfigError(
                 f"{group}={choices.get(group)}: choose one; --help {group} lists them"
             )
-    written = _plain(config, resolve=False)
-    checked = keys.check(_plain(config, resolve=True))
-    made = OmegaConf.create(checked)
-    check_combinations(made, launch)
-    if made.sweep.only is not None and overrides is None:
-        raise ConfigError(f"sweep.only={made.sweep.only}: chooses a job of a sweep; add -m")
-    name_run(made, written, choices, overrides)
-    return made
+    written = _plain(composed, resolve=False)
+    checked = keys.check(_plain(composed, resolve=True))
+    names = names_of(checked, written, choices, overrides)
+    config = Config.model_validate(checked | names)
+    check_combinations(config, launch)
+    if config.sweep.only is not None and overrides is None:
+        raise ConfigError(f"sweep.only={config.sweep.only}: chooses a job of a sweep; add -m")
+    return config
 
 
-def publish(config: DictConfig, dist: Any) -> DictConfig:
+def publish(config: Config, dist: Dist) -> Config:
     """Sends rank 0's configuration to every rank, as text."""
-    return OmegaConf.create(dist.broadcast_text(OmegaConf.to_yaml(config)))
+    text = dist.broadcast_text(OmegaConf.to_yaml(config.plain()))
+    return Config.model_validate(OmegaConf.to_container(OmegaConf.create(text)))
 
 
-def _plain(config: DictConfig, resolve: bool) -> Plain:
-    own = OmegaConf.masked_copy(config, [key for key in map(str, config) if key != "hydra"])
+def _plain(composed: DictConfig, resolve: bool) -> Plain:
+    own = OmegaConf.masked_copy(composed, [key for key in map(str, composed) if key != "hydra"])
     plain: Any = OmegaConf.to_container(own, resolve=resolve)
     return plain
 
 
-def name_run(
-    config: DictConfig, written: Plain, choices: Mapping[str, str], overrides: Sequence[str] | None
-) -> None:
-    """Names the run after its configuration, so that the same command finds its own run.
+def names_of(
+    config: Plain, written: Plain, choices: Mapping[str, str], overrides: Sequence[str] | None
+) -> dict[str, str]:
+    """Names a run after its configuration, so that the same command finds its own run.
 
     `written` is the configuration with its interpolations.
     """
-    plain: Any = OmegaConf.to_container(config)
-    fields = fields_of(plain)
-    named_after = marked(plain, fields, NAMES_PROJECT)
+    fields = fields_of(config)
+    run_name, project_name = config["run_name"], config["project_name"]
+    named_after = marked(config, fields, NAMES_PROJECT)
     key, data = next(((key, value) for key, value in named_after if value), ("", None))
-    if config.run_name is not None:
-        check_name("run_name", config.run_name)
-    if data and not config.project_name:
-        config.project_name = folder_name(data)
-        if config.project_name:
-            check_name(key, config.project_name)
-    config.project_name = config.project_name or choices["data"]
-    if config.run_name is None:
-        content = json.dumps(_differences(plain, written, choices), sort_keys=True)
-        config.run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    if run_name is not None:
+        check_name("run_name", run_name)
+    if data and not project_name:
+        project_name = folder_name(data)
+        if project_name:
+            check_name(key, project_name)
+    project_name = project_name or choices["data"]
+    if run_name is None:
+        content = json.dumps(_differences(config, written, choices), sort_keys=True)
+        run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif overrides is not None:  # jobs of a sweep that share a name must not share a directory
-        config.run_name = job_name(config.run_name, config, choices, overrides, fields)
-    if config.eval_only:  # beside the run that it evaluates, and never in its place
-        config.run_name += "-evaluation"
-    check_name("project_name", config.project_name)
-    config.checkpoint_path = (
-        config.checkpoint_path or f"runs/{config.project_name}/{config.run_name}"
-    )
+        run_name = job_name(run_name, config, choices, overrides, fields)
+    if config["eval_only"]:  # beside the run that it evaluates, and never in its place
+        run_name += "-evaluation"
+    check_name("project_name", project_name)
+    path = config["checkpoint_path"] or f"runs/{project_name}/{run_name}"
+    return {"run_name": run_name, "project_name": project_name, "checkpoint_path": path}
 
 
 def _differences(config: Plain, written: Plain, choices: Mapping[str, str]) -> Plain:

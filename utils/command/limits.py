@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from math import ceil
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
 
 from utils.command.instantiate import find
 from utils.command.keys import fields_of, marked
 from utils.command.marks import A_PATH
+from utils.command.root import Config
 from utils.errors import ConfigError, brief, short
 from utils.gpus import gib_of_each
 from utils.ranks.launchers import Launch
@@ -19,7 +17,7 @@ from utils.ranks.launchers import Launch
 PATH_SHOWN = 300  # characters: a path cut like other values would lose the end that is mistyped
 
 
-def check_combinations(config: DictConfig, launch: Launch) -> None:
+def check_combinations(config: Config, launch: Launch) -> None:
     """Raises ConfigError for the first values that do not go together."""
     batch, shards, micro = config.global_batch_size, config.shards, config.micro_batch_size
     ranks, interval = launch.world_size, config.eval_interval
@@ -33,10 +31,6 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
         raise ConfigError(
             f"shards={shards} is less than the {ranks} ranks that were started; try shards={ranks}"
         )
-    if size and isinstance(micro, int) and micro < size:
-        raise ConfigError(
-            f"micro_batch_size={micro} is less than one shard; raise it to {size} examples"
-        )
     if config.plan_cards is not None:
         if config.plan != "show":
             raise ConfigError(f"plan_cards={config.plan_cards}: is used by plan=show; add that")
@@ -46,8 +40,8 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
             f"micro_batch_size={micro}: plan={config.plan} chooses it; remove one of them"
         )
     # kinds of data may know other lengths, as max_tokens
-    lengths = [key for key in map(str, config) if key == "epochs" or key.startswith("max_")]
-    if all(config[key] is None for key in lengths):
+    lengths = [value for key, value in config if key == "epochs" or key.startswith("max_")]
+    if all(value is None for value in lengths):
         raise ConfigError("epochs=null: nothing says how long the run is; give epochs or max_steps")
     if interval and config.epochs and config.epochs % interval:
         fits = next(n for n in range(min(interval, config.epochs), 0, -1) if config.epochs % n == 0)
@@ -63,9 +57,14 @@ def check_combinations(config: DictConfig, launch: Launch) -> None:
     check_sync(config, ranks, size)
 
 
-def check_sync(config: DictConfig, ranks: int, shard_size: int | None) -> None:
-    """Checks what the sync cannot do, and how many ranks it can do it on."""
+def check_sync(config: Config, ranks: int, shard_size: int | None) -> None:
+    """Checks the micro-batch, what the sync cannot do, and how many ranks it can do it on."""
     shards, micro = config.shards, config.micro_batch_size
+    if shard_size and isinstance(micro, int) and micro < shard_size:
+        raise ConfigError(
+            f"micro_batch_size={micro} is less than one shard of {shard_size} examples; raise it to"
+            f" {shard_size}, or raise shards={shards}, which makes another run"
+        )
     sync = find("sync", config.sync.get("_target_"))
     name = getattr(sync, "name", sync.__name__)
     if config.exact:
@@ -98,12 +97,12 @@ def check_sync(config: DictConfig, ranks: int, shard_size: int | None) -> None:
             )
 
 
-def check_paths(config: DictConfig) -> None:
+def check_paths(config: Config) -> None:
     """Raises ConfigError for the first path that cannot be what its key needs.
 
     Only a look: what a file holds is checked when it is read.
     """
-    plain: Any = OmegaConf.to_container(config)
+    plain = config.plain()
     for path, value in marked(plain, fields_of(plain), A_PATH):
         if not isinstance(value, str) or value == "auto":
             continue

@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 from utils.command.keys import is_marked
@@ -55,7 +56,7 @@ def folder_name(path: str) -> str:
 
 def job_name(
     name: str,
-    config: DictConfig,
+    config: Mapping[str, Any],
     choices: Mapping[str, str],
     overrides: Sequence[str],
     fields: Mapping[str, FieldInfo],
@@ -69,8 +70,9 @@ def job_name(
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if "run_name" not in keys:
         keys.discard("experiment")  # the name is the experiment's, and stands for it
+    nested = OmegaConf.create(dict(config))
     values = {
-        key: choices[key] if key in choices else OmegaConf.select(config, key)
+        key: choices[key] if key in choices else OmegaConf.select(nested, key)
         for key in sorted(keys)
         if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, fields, SAME_RUN)
     }

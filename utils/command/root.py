@@ -1,7 +1,12 @@
-"""The keys of every run: types, bounds, marks and help; conf/pretrain.yaml has their defaults."""
+"""The keys of every run: types, bounds, marks and help; conf/pretrain.yaml has their defaults.
+
+`Config` is what a run gets: all its keys, checked, named and frozen.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -119,7 +124,7 @@ class Root(Keys):
     """auto: cuda where there is one"""
     backend: Annotated[Literal["auto", "gloo", "nccl"], SAME_RUN]
     compile: Annotated[bool | Literal["auto"], SAME_RUN]
-    """auto: on for CUDA, and on a CPU for runs of 5,000 steps or more in bfloat16"""
+    """auto: on for CUDA"""
     timeout_s: Annotated[PositiveFloat, SAME_RUN]
     """Seconds that a collective may wait for a lost rank"""
     num_workers: Annotated[int, Field(ge=0, le=256), SAME_RUN]
@@ -193,3 +198,37 @@ class Root(Keys):
     """Tokens of a step, a multiple of shards × data.seq_len"""
     max_tokens: Annotated[PositiveInt | None, MAY_CHANGE] = None
     """End after this many tokens, in whole steps"""
+
+
+class Config(Root):
+    """The configuration of one run. Nothing edits it: what a run settles itself, such as
+    `compile=auto`, makes another one, by `with_values`.
+    """
+
+    arch: Mapping[str, Any]
+    data: Mapping[str, Any]
+    optim: Mapping[str, Any]
+    sync: Mapping[str, Any]
+    project_name: str
+    run_name: str
+    checkpoint_path: str
+
+    def plain(self) -> dict[str, Any]:
+        """Dicts, lists and values, as YAML and JSON write them."""
+        return self.model_dump(exclude_unset=True)
+
+    def with_values(self, values: Mapping[str, Any]) -> Config:
+        """Returns a copy in which these keys have these values; `arch.target` is a key of a
+        group.
+        """
+        changed: dict[str, Any] = {}
+        for path, value in values.items():
+            first, *below = path.split(".")
+            if not below:
+                changed[first] = value
+                continue
+            section = changed.setdefault(first, copy.deepcopy(dict(getattr(self, first))))
+            for name in below[:-1]:
+                section = section[name]
+            section[below[-1]] = value
+        return self.model_copy(update=changed)

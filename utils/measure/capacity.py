@@ -6,14 +6,14 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from contract import Batch, Objective
+from utils.errors import ConfigError
 from utils.gpus import gib_of_each
 from utils.measure import footprint
 from utils.ranks.distributed import Dist
@@ -161,47 +161,11 @@ def lay_out(
     return layout
 
 
-def apply_plan(
-    cfg: Any,
-    dist: Dist,
-    length: Any,
-    split: bool,
-    objective: Objective,
-    tables: Sequence[Tensor],
-    remembered: Mapping[str, Tensor],
-    pass_over: PassOver,
-    say: Callable[[str], None],
-) -> None:
-    """Applies `plan`: sets the chosen layout on all ranks alike, and says why. With `plan=show`,
-    prints the layout and ends the run.
-
-    `split`: whether the sync splits weights over ranks. `objective` is on the meta device, and
-    so are its tables, what its optimizers remember, and the batches of `pass_over`.
-    """
-    needs = count(objective, tables, remembered.values(), cfg.ema, pass_over)
-    cards = cards_named(cfg.plan_cards) if cfg.plan_cards else cards_of(dist)
-    shown = cfg.plan == "show"
-    # plan=show: any layout; plan=auto: the ranks that have started, each on its card
-    ranks = None if shown else dist.world_size
-    cards = cards if shown else cards[: dist.world_size]
-    shard_size = length.examples_per_update // cfg.shards
-    layout = lay_out(needs, cards, cfg.shards, shard_size, split, cfg.exact, ranks)
-    rows = table(layout, cfg.arch)
-    if shown:
-        if dist.is_main:
-            print(_aligned(rows), flush=True)
-        raise SystemExit(0)
-    say(_aligned(rows))
-    cfg.plan = False  # it is applied: the run goes on with its numbers
-    if not cfg.exact:  # which computes one shard at a time, and says so itself
-        cfg.micro_batch_size = layout.micro_batch_size
-
-
 Row = tuple[str, str, str]  # what, how much, and why
 
 
-def table(layout: Layout, arch: Mapping[str, Any]) -> list[Row]:
-    """The plan in rows."""
+def table(layout: Layout, can_recompute: bool) -> str:
+    """The plan in rows. `can_recompute`: whether the net could recompute activations."""
     card, needs, more = layout.smallest, layout.needs, layout.at_once + 1
     names = " + ".join(f"{number} × {each}" for each, number in Counter(layout.cards).items())
     gpus = layout.ranks if card.is_gpu else 1
@@ -229,22 +193,16 @@ def table(layout: Layout, arch: Mapping[str, Any]) -> list[Row]:
     together, room = layout.expected(layout.at_once), card.room
     rows.append(("together", gib(together), f"on each; tensors may take {gib(room)}"))
     if not layout.fits:
-        why = advice(layout, arch.get("recompute") is False)
+        why = advice(layout, can_recompute)
         rows.append(("does not fit", gib(together - room), f"too much; try {why}"))
-    return rows
-
-
-def _aligned(rows: Sequence[Row]) -> str:
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(
         f"plan: {what:<{first}}  {size:<{second}}  {why}".rstrip() for what, size, why in rows
     )
 
 
-def advice(layout: Layout, recompute: bool) -> str:
-    """Returns what would make a layout fit. `recompute`: whether the net could recompute
-    activations.
-    """
+def advice(layout: Layout, can_recompute: bool) -> str:
+    """Returns what would make a layout fit."""
     needs, room = layout.needs, layout.smallest.room
     in_parts = needs.state(layout.ranks, True) + needs.passes(1)
     if layout.exact and replace(layout, exact=False).fits:
@@ -255,7 +213,7 @@ def advice(layout: Layout, recompute: bool) -> str:
         return "more ranks with sync=fsdp, or a smaller net"
     more = f"shards={2 * layout.shards}, which makes another run, or a smaller global batch"
     more = "a smaller net: one example is too much by itself" if layout.shard_size == 1 else more
-    return f"arch.recompute=true, or {more}" if recompute else more
+    return f"arch.recompute=true, or {more}" if can_recompute else more
 
 
 def count(
@@ -322,3 +280,32 @@ def gib(count: float) -> str:
         for size, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
         if count >= 0.1 * size or size == 2**10
     )
+
+
+def largest_that_fits(
+    most: int, attempt: Callable[[int], object], parameters: Iterable[Tensor], smallest: str
+) -> int:
+    """Halves from `most` until `attempt` has enough memory, for `micro_batch_size=auto` on a GPU;
+    `smallest` is for the error.
+    """
+    # What the optimizer will hold from its first step on, mostly two moments a weight, must fit
+    # beside it.
+    moments = [torch.empty_like(parameter) for parameter in parameters for _ in range(2)]
+    size = most
+    while True:
+        try:
+            attempt(size)
+            del moments
+            return size
+        except torch.OutOfMemoryError:
+            # what the attempt held is freed outside the handler only: its traceback keeps the
+            # tensors alive
+            pass
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if size == 1:
+            raise ConfigError(
+                f"micro_batch_size=auto: not even {smallest} fits into the memory; raise shards, or"
+                " lower global_batch_size"
+            )
+        size = -(-size // 2)

@@ -271,18 +271,19 @@ class Evaluation:
 
 
 def check_names(
-    config: Any,
+    asked: str | None,
+    outputs: Collection[str],
     source: Any,
     objective: Any,
     to_batch: Callable[[Any], Batch],
     check: Callable[[Prediction], None] | None = None,
 ) -> None:
-    """Raises ConfigError if the configuration names metrics or outputs that do not exist; with a
-    `check` of predictions, also if the objective's headline is not among its metrics.
+    """Raises ConfigError if the metric that is `asked` for or one of these outputs does not exist;
+    with a `check` of predictions, also if the objective's headline is not among its metrics.
 
     Called before training: evaluates one padding row of each set.
     """
-    metric, outputs = Metric.parse(config.objective_metric or "").name, config.eval_save_outputs
+    metric = Metric.parse(asked or "").name
     if check and not metric:
         metric = objective.judging_metric(None).name
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
@@ -310,11 +311,9 @@ def check_names(
                 measured[key] = names
     objective.train()
     metrics |= {_key(key, measured, name) for key, names in measured.items() for name in names}
-    if not metrics and not config.objective_metric:  # sets that are only shown
+    if not metrics and not asked:  # sets that are only shown
         metric = ""
-    where = (
-        "objective_metric" if config.objective_metric else f"{type(objective).__name__}.headline"
-    )
+    where = "objective_metric" if asked else f"{type(objective).__name__}.headline"
     known = {where: metrics, "eval_save_outputs": tensors}
     for key, wanted in (
         (where, [metric] if metric else []),

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from omegaconf import DictConfig
 
+from utils.command.root import Config, Sweep
 from utils.errors import ConfigError, Stopped, visible
 from utils.files import ROOT, read_row
 from utils.ranks import signals
@@ -39,7 +39,7 @@ class Job:
 
     number: int  # from 1
     overrides: list[str]
-    config: DictConfig | None
+    config: Config | None
     error: str = ""
     status: int = 0  # with which it ended
 
@@ -90,9 +90,7 @@ class Child:
 class Children:
     """Starts jobs until there are no more."""
 
-    def __init__(
-        self, settings: DictConfig, jobs: Sequence[Job], on_end: Callable[[], object]
-    ) -> None:
+    def __init__(self, settings: Sweep, jobs: Sequence[Job], on_end: Callable[[], object]) -> None:
         """`settings` are the keys `sweep.*`; `on_end` is called whenever a job has ended."""
         self._settings, self._on_end = settings, on_end
         self._all, self._left = jobs, [job for job in jobs if not job.error]

@@ -12,12 +12,13 @@ import shlex
 import signal
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from hydra import compose
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command import config as configs
@@ -25,6 +26,7 @@ from utils.command.arguments import prepare
 from utils.command.hydra_errors import explain
 from utils.command.keys import fields_of, marked, run_values
 from utils.command.marks import A_RUN, SAME_RUN
+from utils.command.root import Config
 from utils.errors import Busy, ConfigError, Stopped, short
 from utils.files import read_text
 from utils.ranks import signals
@@ -37,14 +39,12 @@ PAUSE_S = 2.0
 INHERITED = ("data_path", "device", "backend", "timeout_s", "exact", "num_workers", "wandb.mode")
 
 
-def make_needed_runs(
-    config: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]
-) -> DictConfig:
+def with_needed_runs(config: Config, dist: Dist, run: Callable[[Config], Any]) -> Config:
     """Makes the runs that a configuration needs, and returns it with their paths.
 
     `run` trains one that is missing. Called on all ranks together.
     """
-    plain: Any = OmegaConf.to_container(config)
+    plain, paths = config.plain(), dict[str, str]()
     for path, value in marked(plain, fields_of(plain), A_RUN):
         if not isinstance(value, str) or "=" not in value:
             continue
@@ -59,8 +59,8 @@ def make_needed_runs(
             )
         if not done and not _make(needed, run):
             _wait(path, needed, dist, run)
-        OmegaConf.update(config, path, os.path.abspath(needed.checkpoint_path))
-    return config
+        paths[path] = os.path.abspath(needed.checkpoint_path)
+    return config.with_values(paths)
 
 
 def is_arguments(value: str) -> bool:
@@ -68,7 +68,7 @@ def is_arguments(value: str) -> bool:
     return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
 
 
-def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
+def _resolve(path: str, value: str, config: Config) -> Config:
     """Returns the configuration of the run that these arguments describe."""
     try:
         given = shlex.split(value)
@@ -78,8 +78,9 @@ def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
     # its name follows from its configuration
     inherited = [] if "run_name" in keys else ["run_name=null"]
     for key in INHERITED:
-        if key not in keys and (own := OmegaConf.select(config, key)) is not None:
-            inherited.append(f"{key}={own}".replace("=True", "=true").replace("=False", "=false"))
+        if key not in keys and (here := attrgetter(key)(config)) is not None:
+            text = str(here).lower() if isinstance(here, bool) else here
+            inherited.append(f"{key}={text}")
     try:
         raw = compose("pretrain", prepare([*inherited, *given]), return_hydra_config=True)
         return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
@@ -88,16 +89,16 @@ def _resolve(path: str, value: str, config: DictConfig) -> DictConfig:
         raise ConfigError(f"{path}={short(value)}: {line}") from None
 
 
-def _is_finished(needed: DictConfig, dist: Dist) -> bool:
+def _is_finished(needed: Config, dist: Dist) -> bool:
     """Returns whether this run exists and is finished, as rank 0 sees it."""
     folder = Path(needed.checkpoint_path)
     done = state_of(folder) == "finished" and _is_of(folder, needed)
     return bool(dist.broadcast_text("yes" if done else ""))
 
 
-def _is_of(folder: Path, needed: DictConfig) -> bool:
+def _is_of(folder: Path, needed: Config) -> bool:
     """Returns whether the run in a folder has this configuration; if not, making it says why."""
-    now: Any = OmegaConf.to_container(needed)
+    now = needed.plain()
     fields = fields_of(now)
     try:
         then: Any = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
@@ -107,7 +108,7 @@ def _is_of(folder: Path, needed: DictConfig) -> bool:
     return all(value in (there.get(path, value), "auto") for path, value in here.items())
 
 
-def _wait(path: str, needed: DictConfig, dist: Dist, run: Callable[[DictConfig], Any]) -> None:
+def _wait(path: str, needed: Config, dist: Dist, run: Callable[[Config], Any]) -> None:
     """Waits until another process has made the run, or has given up, so that this one makes it."""
     if dist.is_main:
         print(f"{path}: waiting for {needed.checkpoint_path}, which another run makes", flush=True)
@@ -119,7 +120,7 @@ def _wait(path: str, needed: DictConfig, dist: Dist, run: Callable[[DictConfig],
             )
 
 
-def _make(needed: DictConfig, run: Callable[[DictConfig], Any]) -> bool:
+def _make(needed: Config, run: Callable[[Config], Any]) -> bool:
     """Makes the run, unless another process is at it. Returns whether it was made."""
     try:
         run(needed)

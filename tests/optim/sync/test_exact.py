@@ -92,5 +92,5 @@ def test_a_plan_that_the_branches_do_not_fit_says_so() -> None:
     )  # fmt: skip
     layout = lay_out(needs, [Card("GPU", 8 * GIB)], 8, 1, exact=True)
     assert not layout.fits
-    assert advice(layout, recompute=False).startswith("exact=false")
+    assert advice(layout, can_recompute=False).startswith("exact=false")
     assert lay_out(needs, [Card("GPU", 8 * GIB)] * 8, 8, 1, exact=True).fits

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 
 from tests.utils.checkpoint.helpers import (
     META,
@@ -32,11 +31,12 @@ from utils.checkpoint import resume
 from utils.checkpoint.format import RowRange
 from utils.checkpoint.registry import FrozenFiles, Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
+from utils.command.root import Config
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
 
-def config(directory: Path, **changes: Any) -> DictConfig:
+def config(directory: Path, **changes: Any) -> Config:
     made = {
         "shards": 8,
         "resume": "auto",
@@ -44,8 +44,9 @@ def config(directory: Path, **changes: Any) -> DictConfig:
         "eval_only": False,
         "init_from": None,
         "max_steps": 99,
+        "compile": "auto",
     }
-    return OmegaConf.create({**made, "checkpoint": None, **changes})
+    return Config.model_construct(**{**made, "checkpoint": None, **changes})
 
 
 def found(directory: Path, **changes: Any) -> Start:
@@ -87,14 +88,14 @@ def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(run: Path
     ]:
         mine = config(run, arch={"forward_dtype": asked})
         start = resume.find(mine, Dist(), pytest.fail) if then else Start()
-        resume.fix_arithmetic(mine, start, Dist(), "float32")
-        assert mine.arch.forward_dtype == now
+        settled = resume.with_arithmetic(mine, start, Dist(), "float32")
+        assert settled.arch["forward_dtype"] == now
     assert "arch.forward_dtype=float32: the run in" in refused(
         run, arch={"forward_dtype": "float32"}
     )
     without = config(run, arch={"width": 3})  # a net may have no such key
-    resume.fix_arithmetic(without, Start(), Dist(), "float32")
-    assert without.arch == {"width": 3}
+    settled = resume.with_arithmetic(without, Start(), Dist(), "float32")
+    assert (settled.arch, settled.compile) == ({"width": 3}, False)
 
 
 def test_the_same_command_goes_on_when_the_run_has_come_further(run: Path) -> None:

@@ -135,7 +135,6 @@ def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None
 def test_a_set_that_lacks_what_predict_reads_is_one_line() -> None:
     source = SimpleNamespace(eval_sets=lambda: {"val": Examples({"inputs": np.zeros((3, 2))})})
     objective: Any = MagicMock(predict=lambda batch: batch["labels"])
-    config = SimpleNamespace(objective_metric="eval/loss", eval_save_outputs=[])
     line = "^the evaluation set val has no labels, only inputs; `predict` reads labels, so add it"
     with pytest.raises(ConfigError, match=line):
-        check_names(config, source, objective, lambda rows: rows)
+        check_names("eval/loss", [], source, objective, lambda rows: rows)

@@ -7,42 +7,43 @@ from pathlib import Path
 
 import pytest
 from hydra import initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from tests.runs import config_of
 from utils.command import keys
+from utils.command.root import Config
 from utils.ranks.distributed import Dist
 from utils.sweep import needed_runs
 
 
-def first(config: DictConfig, made: list[DictConfig]) -> DictConfig:
+def first(config: Config, made: list[Config]) -> Config:
     """Makes the needed runs with a stand-in for training."""
 
-    def run(cfg: DictConfig) -> None:
+    def run(cfg: Config) -> None:
         made.append(cfg)
         folder = Path(cfg.checkpoint_path)
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         (folder / "checkpoints" / "latest").write_text("step_1\n")
         (folder / "status.json").write_text(json.dumps({"state": "finished"}))
         (folder / "config.yaml").write_text(
-            OmegaConf.to_yaml(cfg).replace("forward_dtype: auto", "forward_dtype: float32")
+            OmegaConf.to_yaml(cfg.plain()).replace("forward_dtype: auto", "forward_dtype: float32")
         )
 
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
-        return needed_runs.make_needed_runs(config, Dist(), run)
+        return needed_runs.with_needed_runs(config, Dist(), run)
 
 
 def test_it_is_made_once_for_what_it_is(tmp_path: Path) -> None:
-    def asking(more: str) -> DictConfig:
+    def asking(more: str) -> Config:
         target = (
             f"experiment=tms_target arch.forward_dtype=auto checkpoint_path={tmp_path}/target"
             f" {more}"
         )
         return config_of("experiment=tms_5_2", f"arch.target='{target}'")
 
-    made: list[DictConfig] = []
-    assert first(asking(""), made).arch.target == f"{tmp_path}/target"
-    assert first(asking("log_interval=7"), made).arch.target == f"{tmp_path}/target"
+    made: list[Config] = []
+    assert first(asking(""), made).arch["target"] == f"{tmp_path}/target"
+    assert first(asking("log_interval=7"), made).arch["target"] == f"{tmp_path}/target"
     assert len(made) == 1, "how it is reported makes no other run of it"
     for number, more in enumerate(["lr=0.1", "lr=0.1 max_steps=20"], start=2):
         first(asking(more), made)
@@ -56,10 +57,10 @@ def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made: list[DictConfig] = []
+    made: list[Config] = []
     mine = ["seed=5", "timeout_s=77", "wandb.mode=offline", "run_name=mine"]
     config = first(config_of("experiment=tms_5_2", *mine), made)
     (target,) = made
     assert (target.seed, target.timeout_s, target.wandb.mode) == (5, 77, "offline")
     assert target.run_name.startswith("tms-"), "it has a name of its own"
-    assert config.arch.target == str(tmp_path / target.checkpoint_path)
+    assert config.arch["target"] == str(tmp_path / target.checkpoint_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.errors import ConfigError
-from utils.measure.micro_batch import largest_that_fits
+from utils.measure.capacity import largest_that_fits
 
 
 class Memory:
@@ -30,14 +30,14 @@ class Memory:
 )
 def test_it_is_halved_until_it_fits(owned: int, room: int, tried: list[int]) -> None:
     memory = Memory(room)
-    assert largest_that_fits(owned, memory, "one shard") == tried[-1]
+    assert largest_that_fits(owned, memory, (), "one shard") == tried[-1]
     assert memory.tried == tried
 
 
 def test_where_nothing_fits_the_line_says_so() -> None:
     line = r"^micro_batch_size=auto: not even one shard of 3 examples fits .*; raise shards"
     with pytest.raises(ConfigError, match=line):
-        largest_that_fits(8, Memory(0), "one shard of 3 examples")
+        largest_that_fits(8, Memory(0), (), "one shard of 3 examples")
 
 
 def test_a_failed_attempt_is_freed_before_the_next() -> None:
@@ -57,4 +57,4 @@ def test_a_failed_attempt_is_freed_before_the_next() -> None:
         if shards > 1:
             raise torch.OutOfMemoryError(f"with {held}")
 
-    assert largest_that_fits(8, attempt, "one shard") == 1
+    assert largest_that_fits(8, attempt, (), "one shard") == 1
