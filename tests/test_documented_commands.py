@@ -17,7 +17,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 from tests.documented import Command, anchors, commands, fenced, files, links
 from tests.ranks import ROOT
@@ -139,8 +138,7 @@ def saved_config(checkpoint: str) -> Mapping[Any, Any]:
         return {}
     raw, choices = composed(tuple(EVALUATED[checkpoint]))
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
-        saved: Any = OmegaConf.to_container(config.resolve(raw, choices, Launch()))
-    return saved
+        return config.resolve(raw, choices, Launch()).plain()
 
 
 def jobs(overrides: Sequence[str]) -> list[tuple[str, ...]]:
