@@ -17,17 +17,9 @@ from utils.files import read_bytes
 LARGEST_FILE, LARGEST_VOCABULARY = 1 << 28, 1 << 24
 # names of begin tokens; the first that a tokenizer has is its own
 BEGINS = (
-    "<|begin|>",
-    "<|bos|>",
-    "<|begin_of_text|>",
-    "<s>",
-    "<bos>",
-    "[BOS]",
-    "<|endoftext|>",
-    "<|im_start|>",
-    "</s>",
-    "[CLS]",
-)
+    "<|begin|>", "<|bos|>", "<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<|endoftext|>",
+    "<|im_start|>", "</s>", "[CLS]",
+)  # fmt: skip
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -105,11 +97,8 @@ class FromFile:
         )
         if begin is not None and self._library.token_to_id(begin) is None:
             raise ConfigError(f"{key}: {path} has no token {brief(begin)}; give one that it has")
-        names = BEGINS if begin is None else (begin,)
-        self.begin = next(
-            (number for name in names if (number := self._library.token_to_id(name)) is not None),
-            None,
-        )
+        numbers = map(self._library.token_to_id, BEGINS if begin is None else (begin,))
+        self.begin: int | None = next((number for number in numbers if number is not None), None)
         if self.begin is not None:  # some files list it among their plain tokens
             self._library.add_special_tokens([self._library.id_to_token(self.begin)])
         self._library.encode_special_tokens = True  # as the text that they are
@@ -134,24 +123,21 @@ class FromFile:
     def token_bytes(self) -> tuple[int, ...]:
         """Computed from the spelling of tokens; exact if the tokenizer does not change the text."""
         content = json.loads(self.content)
-        # where a letter is a byte
-        by_letter = '"ByteLevel"' in json.dumps(
-            [content.get("pre_tokenizer"), content.get("decoder")]
-        )
-        special = {token["id"] for token in content.get("added_tokens", ()) if token.get("special")}
-        sizes = [0] * self.vocab_size
+        # in byte-level tokenizers, a token's letters are bytes
+        kinds = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+        by_letter = '"ByteLevel"' in kinds
+        # whether the tokens that stand outside the model's vocabulary are special
+        added = {token["id"]: token.get("special") for token in content.get("added_tokens", ())}
+        sizes = [0] * self.vocab_size  # special tokens stand for no text
         for token, number in self._library.get_vocab(with_added_tokens=True).items():
-            if number in special:
+            if added.get(number):
                 continue
-            plain = number in {added["id"] for added in content.get("added_tokens", ())}
-            if by_letter and not plain:
+            if by_letter and number not in added:
                 sizes[number] = len(token)
+            elif BYTE.fullmatch(token):
+                sizes[number] = 1
             else:
-                sizes[number] = (
-                    1
-                    if BYTE.fullmatch(token)
-                    else len(token.replace("▁", " ").encode(errors="surrogatepass"))
-                )
+                sizes[number] = len(token.replace("▁", " ").encode(errors="surrogatepass"))
         return tuple(sizes)
 
 
@@ -175,7 +161,7 @@ def _beginning_with(library: Any, begin: int | None) -> str:
     return str(library.to_str())
 
 
-def load(key: str, name: str, folder: Path) -> Tokenizer:
+def open_tokenizer(key: str, name: str, folder: Path) -> Tokenizer:
     """Opens `bytes`, or a file in the folder."""
     if name == "bytes":
         return Bytes()
@@ -205,14 +191,11 @@ def train_bpe(texts: Iterator[str], size: int, most: int) -> str:
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    library.train_from_iterator(
-        first(),
-        trainers.BpeTrainer(
-            vocab_size=size,
-            special_tokens=[BEGINS[0]],
-            initial_alphabet=alphabet,
-            show_progress=False,
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[BEGINS[0]],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
+    library.train_from_iterator(first(), trainer)
     return library.to_str()

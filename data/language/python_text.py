@@ -58,29 +58,24 @@ def python_text(mebibytes: int) -> Corpus:
             f"data_path=null: {folder} holds no source of Python's standard library; give"
             " data_path=FOLDER with tokens"
         )
-    files = {
-        split: [np.concatenate(parts).astype(np.uint16, copy=False)]
-        for split, parts in pieces.items()
-    }
-    where = "data_path=null"
     return Corpus(
-        where,
-        files,
-        tokenizer.vocab_size,
-        digest.hexdigest(),
-        tokenizer.begin,
-        tokenizer,
-        tokenizer.token_bytes,
+        where="data_path=null",
+        files={
+            split: [np.concatenate(parts).astype(np.uint16, copy=False)]
+            for split, parts in pieces.items()
+        },
+        vocab_size=tokenizer.vocab_size,
+        fingerprint=digest.hexdigest(),
+        begin=tokenizer.begin,
+        tokenizer=tokenizer,
+        token_bytes=tokenizer.token_bytes,
     )
 
 
 def _names(folder: Path) -> list[str]:
     names = []
     for above, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in WITHOUT]
-        names += [
-            Path(above, name).relative_to(folder).as_posix()
-            for name in files
-            if name.endswith(".py")
-        ]
+        folders[:] = [name for name in folders if name not in WITHOUT]  # does not descend into them
+        inside = Path(above).relative_to(folder)
+        names += [(inside / name).as_posix() for name in files if name.endswith(".py")]
     return sorted(names)

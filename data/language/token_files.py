@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from data.files import content_hash, open_array, read_json
-from data.tokenizer import LARGEST_VOCABULARY, Tokenizer, load
+from data.tokenizer import LARGEST_VOCABULARY, Tokenizer, open_tokenizer
 from utils.errors import ConfigError, brief
 from utils.files import open_plain
 
@@ -72,83 +72,78 @@ def open_corpus(
         )
     described = _describe(key, folder / "dataset.json")
     paths = _find(key, folder)
-    size = (
-        vocab_size if described.vocab_size is None else max(vocab_size or 0, described.vocab_size)
-    )
+    size = vocab_size
+    if described.vocab_size is not None:
+        size = max(vocab_size or 0, described.vocab_size)
     if size is None:
         raise ConfigError(
             f"{key}: no dataset.json there tells how many token ids there are; add data.vocab_size,"
             " 50257 for GPT-2's"
         )
-    names = {
-        split: [path.relative_to(folder).as_posix() for path in paths[split]] for split in SPLITS
-    }
     files = {
-        split: [
-            _open(key, path, name, described.files)
-            for path, name in zip(paths[split], names[split], strict=True)
-        ]
-        for split in SPLITS
+        split: {name: _open(key, path, name, described.files) for name, path in named.items()}
+        for split, named in paths.items()
     }
-    if lost := sorted(described.files.keys() - {name for split in SPLITS for name in names[split]}):
+    arrays = files["train"] | files["val"]
+    if lost := sorted(described.files.keys() - arrays.keys()):
         raise ConfigError(
             f"{key}: dataset.json lists {brief(lost[0])}, which is not there; copy it again"
         )
     begin = described.begin_token if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
-    arrays: dict[str, np.ndarray] = {}
-    for split in SPLITS:
-        arrays |= zip(names[split], files[split], strict=True)
-        for path, name, array in zip(paths[split], names[split], files[split], strict=True):
-            for block in _sample(path, array, sum(map(len, paths.values()))):
-                if int(block.max(initial=0)) >= size:
-                    raise ConfigError(
-                        f"{key}: {name} holds token {block.max()}, but vocab_size={size}; give the"
-                        " right vocabulary"
-                    )
-    tokenizer = load(key, described.tokenizer, folder) if described.tokenizer else None
-    token_bytes = (
-        (*described.token_bytes, *[0] * (size - len(described.token_bytes)))
-        if described.token_bytes
-        else ()
-    )
+    for name, path in (paths["train"] | paths["val"]).items():
+        for block in _sample(path, arrays[name], len(arrays)):
+            if int(block.max(initial=0)) >= size:
+                raise ConfigError(
+                    f"{key}: {name} holds token {block.max()}, but vocab_size={size}; give the"
+                    " right vocabulary"
+                )
+    # ids beyond those that dataset.json describes stand for no text
+    token_bytes = described.token_bytes
+    if token_bytes:
+        token_bytes = (*token_bytes, *[0] * (size - len(token_bytes)))
     return Corpus(
         key,
-        files,
+        {split: [*named.values()] for split, named in files.items()},
         size,
         content_hash(arrays),
         begin,
-        tokenizer,
+        open_tokenizer(key, described.tokenizer, folder) if described.tokenizer else None,
         token_bytes,
-        names,
+        {split: [*named] for split, named in files.items()},
     )
 
 
-def _find(key: str, folder: Path) -> dict[str, list[Path]]:
-    """Returns the files of each split, in the order of their names."""
-    paths: dict[str, list[Path]] = {split: [] for split in SPLITS}
-    here = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".bin"))
-    inside = {
-        split: sorted((folder / split).iterdir()) if (folder / split).is_dir() else []
-        for split in SPLITS
-    }
-    for path in here:
+def _find(key: str, folder: Path) -> dict[str, dict[str, Path]]:
+    """Returns the files of each split by their names, in this order."""
+    paths: dict[str, dict[str, Path]] = {split: {} for split in SPLITS}
+
+    def add(split: str, path: Path) -> None:
+        paths[split][path.relative_to(folder).as_posix()] = path
+
+    for path in _token_files(folder):
         named = [split for split in SPLITS if split in path.stem]
         if len(named) != 1:
             raise ConfigError(
                 f"{key}: {brief(path.name)} has neither train nor val in its name, or both; rename"
                 " it, or use folders"
             )
-        paths[named[0]].append(path)
+        add(named[0], path)
     for split in SPLITS:
-        paths[split] += [path for path in inside[split] if path.suffix in (".npy", ".bin")]
+        if (folder / split).is_dir():
+            for path in _token_files(folder / split):
+                add(split, path)
     if not paths["train"]:
         raise ConfigError(
             f"{key}: no .npy or .bin file for training there; build them with python -m"
             f" data.build.tokens --output-dir {folder}"
         )
     return paths
+
+
+def _token_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".bin"))
 
 
 def _open(key: str, path: Path, name: str, listed: Mapping[str, int]) -> np.ndarray:

@@ -70,12 +70,13 @@ class HeldOut:
     ) -> None:
         self._corpus, self._files = corpus, corpus.files["val"]
         self._length, self._begin = seq_len, begin
-        self._predictions = []  # in each file
+        self._predictions: list[int] = []  # in each file
         for tokens in self._files:
-            self._predictions.append(
-                max(0, len(tokens) - 1 if most is None else min(len(tokens) - 1, most))
-            )
-            most = None if most is None else most - self._predictions[-1]
+            count = max(0, len(tokens) - 1)
+            if most is not None:
+                count = min(count, most)
+                most -= count
+            self._predictions.append(count)
         self._ends = np.cumsum([-(-count // seq_len) for count in self._predictions])
 
     def __len__(self) -> int:

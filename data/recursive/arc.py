@@ -58,10 +58,8 @@ def origins(
     i, j = np.arange(SIDE)[:, None], np.arange(SIDE)
     tall, wide = height[:, None, None], width[:, None, None]
     row, column = np.where(swap, j, i), np.where(swap, i, j)
-    row, column = (
-        np.where(row_back, tall - 1 - row, row),
-        np.where(column_back, wide - 1 - column, column),
-    )
+    row = np.where(row_back, tall - 1 - row, row)
+    column = np.where(column_back, wide - 1 - column, column)
     swapped = SWAPS[symmetry]
     return row, column, np.where(swapped, width, height), np.where(swapped, height, width)
 
@@ -70,8 +68,9 @@ def sizes(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the height and width (N) of the largest rectangle of colours in the corner of each
     canvas, the lowest of equal ones.
     """
-    colours = (tokens.reshape(-1, SIDE, SIDE) >= FIRST) & (tokens.reshape(-1, SIDE, SIDE) < VOCAB)
-    # columns whole down to each row
+    canvas = tokens.reshape(-1, SIDE, SIDE)
+    colours = (canvas >= FIRST) & (canvas < VOCAB)
+    # how wide the rectangle down to each row may be: as the shortest run of colours in these rows
     runs = np.minimum.accumulate(np.logical_and.accumulate(colours, axis=2).sum(2), axis=1)
     areas = runs * np.arange(1, SIDE + 1)
     rows = areas.argmax(1)
@@ -94,16 +93,16 @@ def undone(
     """
     height, width = sizes(tokens)
     row, column, tall, wide = origins(np.array(INVERSE)[symmetry], height, width)
-    inside = (np.arange(SIDE)[:, None] < tall[:, None, None]) & (
-        np.arange(SIDE) < wide[:, None, None]
-    )
+    lines = np.arange(SIDE)
+    inside = (lines[:, None] < tall[:, None, None]) & (lines < wide[:, None, None])
+    # first every cell from where it was, then every colour as it was
     cells = np.where(inside, row * SIDE + column, 0).reshape(len(tokens), CELLS)
-    back = np.zeros((len(tokens), 1 << 8), np.uint8)
-    np.put_along_axis(
-        back, colours.astype(np.int64) + FIRST, np.arange(FIRST, VOCAB, dtype=np.uint8)[None], 1
-    )
-    moved = np.take_along_axis(back, np.take_along_axis(tokens, cells, 1).astype(np.int64), 1)
-    return np.where(inside.reshape(len(tokens), CELLS), moved, np.uint8(PAD)), tall, wide
+    moved = np.take_along_axis(tokens, cells, 1).astype(np.int64)
+    back = np.zeros((len(tokens), 1 << 8), np.uint8)  # the token that each token was
+    colour_tokens = np.arange(FIRST, VOCAB, dtype=np.uint8)[None]
+    np.put_along_axis(back, colours.astype(np.int64) + FIRST, colour_tokens, 1)
+    undone = np.take_along_axis(back, moved, 1)
+    return np.where(inside.reshape(len(tokens), CELLS), undone, np.uint8(PAD)), tall, wide
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations
     """Reads the augmentations of these ids from the names that either published builder writes."""
     where = f"{key}: {IDENTIFIERS}"
     try:
-        known = read_json(folder / IDENTIFIERS, NAMES_BY_ID)
+        name_of = read_json(folder / IDENTIFIERS, NAMES_BY_ID)
     except FileNotFoundError:
         raise ConfigError(
             f"{where} is missing, and with it what was done to each puzzle; build it with python -m"
@@ -131,24 +130,27 @@ def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations
         raise ConfigError(
             f"{where} cannot be read ({brief(error)}); build the dataset again"
         ) from None
-    if len(known) <= ids.max(initial=0):
+    if len(name_of) <= ids.max(initial=0):
         raise ConfigError(f"{where} names no puzzle {ids.max(initial=0)}; build the dataset again")
-    pattern = next((kind for kind in NAMES if any(kind.fullmatch(known[one]) for one in ids)), None)
-    names: dict[str, int] = {}
+    names = [name_of[number] for number in ids]
+    # the form that any of the names has; without one, all puzzles are as they were
+    pattern = next((form for form in NAMES if any(map(form.fullmatch, names))), None)
+
+    puzzles: dict[str, int] = {}
     puzzle, symmetry = np.empty(len(ids), np.int32), np.zeros(len(ids), np.uint8)
     colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(ids), 1))
     original = np.ones(len(ids), bool)
-    for index, one in enumerate(ids):
-        name = known[one]
+    for index, name in enumerate(names):
+        plain = name
         if match := pattern.fullmatch(name) if pattern else None:
-            name = match[1]
-            colours[index] = list(map(int, match[3]))
+            plain = match[1]
             symmetry[index], original[index] = int(match[2]), False
-        puzzle[index] = names.setdefault(name, len(names))
+            colours[index] = [*map(int, match[3])]
+        puzzle[index] = puzzles.setdefault(plain, len(puzzles))
     wrong = (np.sort(colours, 1) != np.arange(COLOURS)).any(1)
     if wrong.any():
         raise ConfigError(
-            f"{where}: {brief(known[ids[wrong.argmax()]])} maps no ten colours to ten; build the"
-            " dataset again"
+            f"{where}: {brief(names[wrong.argmax()])} maps no ten colours to ten; build the dataset"
+            " again"
         )
-    return Augmentations([*names], puzzle, symmetry, colours, original)
+    return Augmentations([*puzzles], puzzle, symmetry, colours, original)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,8 @@ from data.recursive.sudoku import BOXES
 from utils.measure.scene import Files, fitting, scene, spread
 
 SHOWN = 4  # solved examples, and as many unsolved ones
-PER_CHANGE = (
-    8  # characters that one changed cell takes, against one for each cell of a whole answer
-)
+# characters that one changed cell takes, against one for each cell of a whole answer
+PER_CHANGE = 8
 OUTPUTS = ("answer_by_step", "halt_margin_by_step", "halt_step")
 CAPTION = (
     "The net's answer after each thinking step: solved examples that took the most steps, and the"
@@ -36,7 +36,7 @@ class Boards:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._found: dict[bool, list[dict[str, Tensor]]] = {True: [], False: []}
+        self._kept: dict[bool, list[dict[str, Tensor]]] = {True: [], False: []}  # by solved or not
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         """Keeps the examples of a batch that rank before those kept so far."""
@@ -48,49 +48,48 @@ class Boards:
         solved_NS = outputs["right_by_step"][rows].cpu() == cells_N[:, None]
         # unsolved steps of a solved example: the more, the later it was solved
         waited_N = torch.where(solved_NS[:, -1], (~solved_NS).sum(1), 0).numpy()
-        for solved, found in self._found.items():
-            fitting = np.flatnonzero((cells_N > 0) & (solved_NS[:, -1] == solved))
-            best = fitting[np.lexsort((indices[fitting], -waited_N[fitting]))[:SHOWN]]
-            places = {(-int(waited_N[row]), int(indices[row])): int(row) for row in best}
-            first = sorted([*places, *map(_rank, found)])[:SHOWN]
-            found[:] = [each for each in found if _rank(each) in first]
-            for place in sorted(places.keys() & first):
-                row = places[place]
-                kept = {name: outputs[name][row].cpu() for name in OUTPUTS}
-                kept |= {name: batch[name][row].cpu() for name in ("inputs", "labels")}
-                kept |= {"index": torch.tensor(place[1]), "waited": torch.tensor(-place[0])}
-                found.append(kept | {"solved": torch.tensor(solved)})
+        for solved, kept in self._kept.items():
+            of_this_sort = np.flatnonzero((cells_N > 0) & (solved_NS[:, -1] == solved))
+            by_rank = np.lexsort((indices[of_this_sort], -waited_N[of_this_sort]))
+            last = _rank(kept[-1]) if len(kept) == SHOWN else None
+            for row in of_this_sort[by_rank[:SHOWN]].tolist():
+                rank = -int(waited_N[row]), int(indices[row])
+                if last is not None and rank > last:
+                    break  # nothing is copied from a GPU in vain
+                example = {name: outputs[name][row].cpu() for name in OUTPUTS}
+                example |= {name: batch[name][row].cpu() for name in ("inputs", "labels")}
+                example |= {"waited": torch.tensor(-rank[0]), "index": torch.tensor(rank[1])}
+                kept.append(example | {"solved": torch.tensor(solved)})
+            kept.sort(key=_rank)
+            del kept[SHOWN:]
 
     def rows(self) -> dict[str, Tensor]:
-        kept = self._found[True] + self._found[False]
+        kept = self._kept[True] + self._kept[False]
         return {name: torch.stack([row[name] for row in kept]) for name in kept[0]} if kept else {}
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         """The first of all ranks' examples: the same at any number of ranks."""
         if not rows:
             return Report()
-        order = sorted(
-            range(len(rows["index"])),
-            key=lambda row: _rank({name: tensor[row] for name, tensor in rows.items()}),
-        )
-        solved = [bool(rows["solved"][row]) for row in order]
+        order = np.lexsort((rows["index"].numpy(), -rows["waited"].numpy()))
+        chosen = order[in_turn(rows["solved"][order].tolist(), SHOWN)].tolist()
 
-        def made(some: Sequence[int]) -> Files:
-            taken = {name: tensor[list(some)] for name, tensor in rows.items()}
-            return boards_scene(self._kind, CAPTION, taken)
+        def drawn(numbers: Sequence[int]) -> Files:
+            some = {name: tensor[list(numbers)] for name, tensor in rows.items()}
+            return boards_scene(self._kind, CAPTION, some)
 
-        return Report(files=fitting([order[place] for place in in_turn(solved, SHOWN)], made))
+        return Report(files=fitting(chosen, drawn))
 
 
 def in_turn(solved: Sequence[bool], most: int) -> list[int]:
-    """Returns the places of the first solved and unsolved ones in turn, so that a short list has
-    both.
+    """Returns the places of the first `most` solved and unsolved ones in turn: a list that is cut
+    short has both.
     """
-    sorts = [
-        [place for place, each in enumerate(solved) if each == sort][:most]
-        for sort in (True, False)
-    ]
-    return [place for index in range(most) for sort in sorts for place in sort[index : index + 1]]
+    places = range(len(solved))
+    first = [place for place in places if solved[place]][:most]
+    second = [place for place in places if not solved[place]][:most]
+    pairs = zip_longest(first, second)
+    return [place for pair in pairs for place in pair if place is not None]
 
 
 def boards_scene(kind: str, caption: str, rows: Mapping[str, Tensor]) -> Files:

@@ -60,17 +60,21 @@ def search(tokens: np.ndarray, start: int) -> Reached:
 
 @cache
 def neighbours(side: int) -> list[list[int]]:
-    """Returns the cells below, left, right and above of each cell."""
-    cells = range(side * side)
-    ways = [
-        (side, [cell + side < side * side for cell in cells]),
-        (-1, [cell % side > 0 for cell in cells]),
-    ]
-    ways += [
-        (1, [cell % side < side - 1 for cell in cells]),
-        (-side, [cell >= side for cell in cells]),
-    ]
-    return [[cell + way for way, there in ways if there[cell]] for cell in cells]
+    """Returns those cells below, left, right and above each cell that exist, in this order."""
+    lists = []
+    for cell in range(side * side):
+        row, column = divmod(cell, side)
+        around = []
+        if row < side - 1:
+            around.append(cell + side)
+        if column > 0:
+            around.append(cell - 1)
+        if column < side - 1:
+            around.append(cell + 1)
+        if row > 0:
+            around.append(cell - side)
+        lists.append(around)
+    return lists
 
 
 @cache
@@ -86,8 +90,8 @@ def square_symmetries(side: int) -> np.ndarray:
 
 def solve(tokens: np.ndarray) -> np.ndarray | None:
     """Returns the maze with a shortest path in it, or None if no path leads to the goal."""
-    found = search(tokens, int((tokens == START).argmax()))
-    goal = int((tokens == GOAL).argmax())
+    start, goal = _ends(tokens)
+    found = search(tokens, start)
     return None if found.distance[goal] < 0 else _with_path(tokens, found.path_to(goal))
 
 
@@ -95,10 +99,11 @@ def solve_all(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns whether a path leads through each maze, as 0 or 1, and the mazes with a shortest one;
     zeros if there is none.
     """
-    answers = [solve(one) for one in inputs]
-    none = np.zeros_like(inputs[0])
-    counts = np.array([one is not None for one in answers], np.int64)
-    return counts, np.stack([none if one is None else one for one in answers])
+    counts, answers = np.zeros(len(inputs), np.int64), np.zeros_like(inputs)
+    for number, tokens in enumerate(inputs):
+        if (answer := solve(tokens)) is not None:
+            counts[number], answers[number] = 1, answer
+    return counts, answers
 
 
 def _with_path(tokens: np.ndarray, path: list[int]) -> np.ndarray:
@@ -119,9 +124,10 @@ def cut(
     inputs = np.where((inputs == START) | (inputs == GOAL), FREE, inputs)
     answers = inputs.copy()
     for maze, answer, label in zip(inputs, answers, labels, strict=True):
-        path = in_turn(label)
+        path = path_of(label)
         most = min(longest, len(path))
         piece = most if rng.random() < 0.5 else int(rng.integers(min(3, most), most + 1))
+        # as many pieces as fit, with gaps between them, from a random place on
         pieces = (len(path) + piece) // (2 * piece)
         first = int(rng.integers(len(path) - (2 * pieces - 1) * piece + 1))
         for begin in range(first, first + 2 * pieces * piece, 2 * piece):
@@ -132,13 +138,13 @@ def cut(
     return inputs, answers
 
 
-def in_turn(label: np.ndarray) -> list[int]:
+def path_of(label: np.ndarray) -> list[int]:
     """Returns the cells of the marked path, from start to goal."""
-    left = set(np.flatnonzero((label == PATH) | (label == GOAL)).tolist())
+    ahead = set(np.flatnonzero((label == PATH) | (label == GOAL)).tolist())
     beside, path = neighbours(round(len(label) ** 0.5)), [int((label == START).argmax())]
-    while left:
-        path.append(next(cell for cell in beside[path[-1]] if cell in left))
-        left.remove(path[-1])
+    while ahead:
+        path.append(next(cell for cell in beside[path[-1]] if cell in ahead))
+        ahead.remove(path[-1])
     return path
 
 
@@ -153,26 +159,32 @@ def is_maze(inputs: np.ndarray, labels: np.ndarray) -> bool:
         return False
     ends = all(((inputs == end).sum(1) == 1).all() for end in (START, GOAL))
     known = (inputs >= WALL).all() and (inputs <= GOAL).all()
-    return bool(
-        ends and known and ((labels == inputs) | ((inputs == FREE) & (labels == PATH))).all()
-    )
+    return bool(ends and known and keeps_maze(inputs, labels).all())
+
+
+def keeps_maze(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """Returns for each cell whether an answer leaves it as it is, or marks a free one."""
+    return (answers == inputs) | ((inputs == FREE) & (answers == PATH))
 
 
 def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """Returns whether each answer is its maze with one shortest path marked and nothing else."""
-    kept = ((answers == inputs) | ((inputs == FREE) & (answers == PATH))).all(1)
-    shortest = _steps(inputs)
-    through = _steps(np.where(answers == FREE, np.uint8(WALL), answers))
+    kept = keeps_maze(inputs, answers).all(1)
+    shortest = np.array([_steps(maze) for maze in inputs])
+    through = np.array([_steps(maze) for maze in np.where(answers == FREE, WALL, answers)])
     # no shorter way exists, so this one needs all marked cells
     return kept & (through >= 0) & ((answers == PATH).sum(1) == shortest - 1)
 
 
-def _steps(mazes: np.ndarray) -> np.ndarray:
+def _ends(tokens: np.ndarray) -> tuple[int, int]:
+    """Returns the cells of the start and the goal."""
+    return int((tokens == START).argmax()), int((tokens == GOAL).argmax())
+
+
+def _steps(tokens: np.ndarray) -> int:
     """Returns the steps from start to goal, or -1."""
-    ends = ((int((one == end).argmax()) for end in (START, GOAL)) for one in mazes)
-    return np.array(
-        [search(one, start).distance[goal] for one, (start, goal) in zip(mazes, ends, strict=True)]
-    )
+    start, goal = _ends(tokens)
+    return search(tokens, start).distance[goal]
 
 
 def generate(

@@ -2,8 +2,6 @@
 solver.
 """
 
-# N puzzles, T cells
-
 from __future__ import annotations
 
 import csv
@@ -28,16 +26,15 @@ KEY = "data.puzzle"
 CELLS = {"sudoku": "a digit, or . for a blank", "maze": "# for a wall, a space or ., one S and G"}
 NO_SOLUTION, SEVERAL, RIGHT, WRONG = "no solution", "one of several solutions", "correct", "wrong"
 
-
 Rows = list[tuple[int, str]]  # the line of each puzzle, counted from 1, and its text
 
 
 class OwnPuzzles(Examples):
     """An evaluation set of puzzles. Their labels are the solver's, where it finds one solution."""
 
-    def __init__(self, given: str, kind: str, seq_len: int, identifier: int) -> None:
-        """`given` is a puzzle, or a file of them."""
-        where, rows = _read(given)
+    def __init__(self, puzzle: str, kind: str, seq_len: int, identifier: int) -> None:
+        """`puzzle` is one, or a file of them."""
+        where, rows = _read(puzzle)
         if kind not in CELLS:
             raise ConfigError(f"{where}: this data holds neither Sudoku boards nor mazes")
         if not rows:
@@ -49,11 +46,11 @@ class OwnPuzzles(Examples):
         solve = sudoku.solve if kind == "sudoku" else maze.solve_all
         # solutions: 2 stands for several, and -1 if the solver gives up
         self.counts, self.solutions = solve(self.inputs)
-        known = self.counts[:, None] == 1
+        unique = self.counts[:, None] == 1
         super().__init__(
             {
                 "inputs": self.inputs,
-                "labels": np.where(known, self.solutions, IGNORE).astype(np.int32),
+                "labels": np.where(unique, self.solutions, IGNORE).astype(np.int32),
                 "puzzle_identifiers": np.full(len(rows), identifier, np.int32),
             }
         )
@@ -62,7 +59,7 @@ class OwnPuzzles(Examples):
         """Returns the verdict on an answer, and which cells are wrong."""
         count, inputs = self.counts[index], self.inputs[index]
         if self.kind == "maze":
-            wrong = (answer != inputs) & ~((inputs == maze.FREE) & (answer == maze.PATH))
+            wrong = ~maze.keeps_maze(inputs, answer)
             right = maze.leads(inputs[None], answer[None])[0]
         elif count == 1:
             wrong = answer != self.solutions[index]
@@ -75,13 +72,13 @@ class OwnPuzzles(Examples):
         return (RIGHT if count == 1 else SEVERAL) if right else WRONG, wrong
 
 
-def _read(given: str) -> tuple[str, Rows]:
-    """Returns the puzzles, and how messages name their file."""
-    where = f"{KEY}={short(given)}"
-    if not os.path.exists(given):
-        return f"{where} (which is no file)", [(1, given)]
+def _read(puzzle: str) -> tuple[str, Rows]:
+    """Returns how messages name the puzzles, and these."""
+    where = f"{KEY}={short(puzzle)}"
+    if not os.path.exists(puzzle):
+        return f"{where} (which is no file)", [(1, puzzle)]
     try:
-        text = read_text(Path(given))
+        text = read_text(Path(puzzle))
         return where, _rows(text.removeprefix("\ufeff"))
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{where}: cannot be read ({brief(error)}); give a text file") from None
@@ -133,26 +130,34 @@ class Answers:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
-        order = rows["index"].argsort()
+        puzzles, order = self._puzzles, rows["index"].argsort()
         answers = rows["answer"][order].numpy()
-        judged = [self._puzzles.judge(index, answer) for index, answer in enumerate(answers)]
-        sure = [""] * len(answers)
+        judged = [puzzles.judge(index, answer) for index, answer in enumerate(answers)]
+        confidence = [""] * len(answers)
         if "q_halt_logits" in rows:
-            sure = [f"{one:.1%}" for one in rows["q_halt_logits"][order].double().sigmoid()]
-        counts = Counter(verdict for verdict, _ in judged)
-        told = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
-        shown = next((at for at, (verdict, _) in enumerate(judged) if verdict != RIGHT), 0)
-        verdict, wrong = judged[shown]
-        lines = [f"{len(answers):,} puzzles: {told}"] if len(answers) > 1 else []
-        lines += [f"line {self._puzzles.lines[shown]}:"] if len(answers) > 1 else []
-        lines += drawn(self._puzzles.kind, self._puzzles.inputs[shown], answers[shown], wrong)
-        lines.append(f"{verdict} ({wrong.sum()} cells, marked x)" if wrong.any() else verdict)
-        lines += [f"confidence {sure[shown]}"] if sure[shown] else []
+            shares = rows["q_halt_logits"][order].double().sigmoid().tolist()
+            confidence = [f"{share:.1%}" for share in shares]
+
+        # the table of all answers
         written = StringIO()
         table = csv.writer(written, lineterminator="\n")
         table.writerow(["line", "question", "answer", "verdict", "confidence"])
         for index, answer in enumerate(answers):
-            both = self._puzzles.inputs[index], answer
-            cells = [characters(self._puzzles.kind, tokens) for tokens in both]
-            table.writerow([self._puzzles.lines[index], *cells, judged[index][0], sure[index]])
+            question = characters(puzzles.kind, puzzles.inputs[index])
+            cells = characters(puzzles.kind, answer)
+            verdict = judged[index][0]
+            table.writerow([puzzles.lines[index], question, cells, verdict, confidence[index]])
+
+        # the first that is not right, drawn
+        shown = next((at for at, (verdict, _) in enumerate(judged) if verdict != RIGHT), 0)
+        verdict, wrong = judged[shown]
+        lines = []
+        if len(answers) > 1:
+            counts = Counter(verdict for verdict, _ in judged)
+            told = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
+            lines += [f"{len(answers):,} puzzles: {told}", f"line {puzzles.lines[shown]}:"]
+        lines += drawn(puzzles.kind, puzzles.inputs[shown], answers[shown], wrong)
+        lines.append(f"{verdict} ({wrong.sum()} cells, marked x)" if wrong.any() else verdict)
+        if confidence[shown]:
+            lines.append(f"confidence {confidence[shown]}")
         return Report(text="\n".join(lines), files={"answers.csv": written.getvalue()})
