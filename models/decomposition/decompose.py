@@ -35,7 +35,7 @@ from models.decomposition.components import Components
 from models.decomposition.first_inputs import start_at_inputs
 from models.decomposition.gates import LowerLeaky, upper_leaky
 from models.decomposition.known_answer import Known, KnownAnswer, check_known
-from models.decomposition.masking import Masks, concat, errors, route
+from models.decomposition.masking import Masks, concat, masked_outputs, route
 from models.decomposition.usage import Usage
 from models.layers import widen
 from utils.command.marks import Keys
@@ -145,31 +145,30 @@ class Decompose(Objective):
         return by_shard
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        examples, gates = self._prepare_examples(batch)
+        examples = self._prepare_examples(batch)
         rows = batch["inputs"].numel() if self.model.predicts_tokens else len(batch["inputs"])
         terms = self._reconstruction(examples, ctx)
         if self.coefficients["faithfulness"]:
             terms["faithfulness"] = self._faithfulness() * rows
         if self.coefficients["minimality"]:
-            terms["minimality"] = self._minimality(gates, examples.repeats, ctx)
+            terms["minimality"] = self._minimality(examples, ctx)
         weight = torch.full((), rows, device=examples.x.device)
         loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
         live = (examples.gates.detach() > self.keys.live_above).sum(-1)
         terms["l0"] = (live if examples.repeats is None else live * examples.repeats).sum()
-        return StepOut(
-            loss, weight, {name: (term.detach(), weight) for name, term in terms.items()}
-        )
+        metrics = {name: (term.detach(), weight) for name, term in terms.items()}
+        return StepOut(loss, weight, metrics)
 
-    def _prepare_examples(self, batch: Batch) -> tuple[_Examples, Tensor]:
-        """Returns the rows to compute, and their gates before clamping."""
+    def _prepare_examples(self, batch: Batch) -> _Examples:
+        """Runs the target, and takes the rows to compute."""
         x, documents = self._inputs(batch)
         target_out, inputs = self.model.probe(x, documents)
-        taken, repeats = self._rows_to_compute(inputs)
-        if taken is not None:
-            x, target_out, inputs = x[taken], target_out[taken], [each[taken] for each in inputs]
-        gates = self.model.gate_logits(inputs)
-        lower, count = LowerLeaky.apply(gates), len(batch["inputs"])
-        return _Examples(x, documents, widen(target_out), lower, taken, count, repeats), gates
+        rows, repeats = self._rows_to_compute(inputs)
+        if rows is not None:
+            x, target_out, inputs = x[rows], target_out[rows], [each[rows] for each in inputs]
+        logits, count = self.model.gate_logits(inputs), len(batch["inputs"])
+        gates = LowerLeaky.apply(logits)
+        return _Examples(x, documents, widen(target_out), logits, gates, count, rows, repeats)
 
     def predict(self, batch: Batch) -> Prediction:
         """Measures the error of the outputs with all components, with masks equal to the gates, and
@@ -184,40 +183,29 @@ class Decompose(Objective):
         live = gates > self.keys.live_above
         if "single" in batch:
             return Prediction({}, {"gates": gates, "live": live})
-        counted = batch["labels"] != IGNORE
+        labels = batch["labels"]
+        counted = labels != IGNORE
+        total = counted.sum()
         masks_by_name = {
             "unmasked": torch.ones_like(gates),
             "masked": gates,
             "rounded": live.to(gates.dtype),
         }
-        kept: dict[str, Tensor] = {}
         masks = Masks(torch.stack(list(masks_by_name.values()), 1))
-        names = iter(masks_by_name)
-
-        def measure(out: Tensor, target_out: Tensor) -> Tensor:
-            if self.model.predicts_tokens:
-                kept[next(names)] = out
-            return self._error(out, target_out)
-
-        passes = errors(self.model, x, documents, target_out, masks, measure)
-        error_by_name = dict(zip(masks_by_name, passes, strict=True))
-        total = counted.sum()
+        passes = masked_outputs(self.model, x, documents, masks)
+        outputs = dict(zip(masks_by_name, (out for some in passes for out in some), strict=True))
         metrics: dict[str, tuple[Tensor, Tensor]] = {
-            f"{self.error_name}_{name}": ((error * counted).sum(), total)
-            for name, error in error_by_name.items()
+            f"{self.error_name}_{name}": ((self._error(out, target_out) * counted).sum(), total)
+            for name, out in outputs.items()
         }
+        if self.model.predicts_tokens:
+            for name, out in {"target": target_out, **outputs}.items():
+                metrics[f"ce_{name}"] = (_cross_entropy(out, labels), total)
         metrics["l0"] = ((live.sum(-1) * counted).sum(), total)
         for number, name in enumerate(self.model.names):
-            metrics[f"l0/{name}"] = (
-                (live[..., self.model.columns(number)].sum(-1) * counted).sum(),
-                total,
-            )
+            live_here = live[..., self.model.columns(number)].sum(-1)
+            metrics[f"l0/{name}"] = ((live_here * counted).sum(), total)
         metrics["faithfulness"] = (self._faithfulness() * total, total)
-        if kept:
-            metrics |= {
-                f"ce_{name}": (_cross_entropy(out, batch["labels"]), total)
-                for name, out in {"target": target_out, **kept}.items()
-            }
         return Prediction(metrics, {"gates": gates, "live": live, "counted": counted})
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
@@ -238,12 +226,10 @@ class Decompose(Objective):
         return self.model.total + len(self.model.names)
 
     def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        inputs = batch["inputs"]
-        return (
-            (inputs, batch.get("documents"))
-            if self.model.predicts_tokens
-            else (inputs.to(self.model.dtype), None)
-        )
+        """Returns what the target reads, and the documents of a text."""
+        if self.model.predicts_tokens:
+            return batch["inputs"], batch.get("documents")
+        return batch["inputs"].to(self.model.dtype), None
 
     def _rows_to_compute(self, inputs: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Returns the indices of the rows to compute, and how many rows each stands for; None: all
@@ -266,30 +252,31 @@ class Decompose(Objective):
     def _reconstruction(self, examples: _Examples, ctx: Context) -> dict[str, Tensor]:
         """Returns the losses that compare masked nets with the target, each with its own draws."""
         asked = [name for name in MASKED if self.coefficients[name]]
-        sources = ctx.noise.uniform(
-            "masks", examples.shape(len(asked), self._width), examples.rows
-        ).to(examples.gates.dtype)
-        by_loss = dict(zip(asked, sources.split(1, dim=1), strict=True))
-        masks = {name: Masks.between(examples.gates, each) for name, each in by_loss.items()}
+        shape = examples.shape(len(asked), self._width)
+        sources = ctx.noise.uniform("masks", shape, examples.rows).to(examples.gates.dtype)
+        masks = {
+            name: Masks.between(examples.gates, of_loss)
+            for name, of_loss in zip(asked, sources.split(1, dim=1), strict=True)
+        }
         if "subset" in asked:
             masks["subset"] = route(
                 masks["subset"], self.model, ctx.noise, examples.batch, examples.rows
             )
         one_by_one = masks.pop("layerwise", None)
-        together = concat([Masks.between(examples.gates, sources[:, :0]), *masks.values()])
-        passes = errors(
+        none = Masks.between(examples.gates, sources[:, :0])  # no pass, if layerwise is alone
+        passes = masked_outputs(
             self.model,
             examples.x,
             examples.documents,
-            examples.target_out,
-            together,
-            self._error,
+            concat([none, *masks.values()]),
             one_by_one,
         )
-        sums = [error.sum() for error in passes]
-        terms = dict(zip(masks, sums[: len(masks)], strict=True))
+        errors = [
+            error.sum() for some in passes for error in self._error(some, examples.target_out)
+        ]
+        terms = dict(zip(masks, errors[: len(masks)], strict=True))
         if one_by_one is not None:
-            terms["layerwise"] = torch.stack(sums[len(masks) :]).mean()
+            terms["layerwise"] = torch.stack(errors[len(masks) :]).mean()
         return terms
 
     def _error(self, out: Tensor, target_out: Tensor) -> Tensor:
@@ -313,32 +300,30 @@ class Decompose(Objective):
     def _faithfulness(self) -> Tensor:
         """Returns the mean square of what is left of the matrices without their components."""
         remainders = self.model.remainders()
-        return torch.stack([each.square().sum() for each in remainders]).sum() / sum(
-            each.numel() for each in remainders
-        )
+        squares = torch.stack([remainder.square().sum() for remainder in remainders]).sum()
+        return squares / sum(remainder.numel() for remainder in remainders)
 
-    def _minimality(self, gates: Tensor, repeats: Tensor | None, ctx: Context) -> Tensor:
+    def _minimality(self, examples: _Examples, ctx: Context) -> Tensor:
         """Returns the sum of all gates to the power of p."""
         start, end = self.keys.p, self.keys.p if self.keys.p_end is None else self.keys.p_end
         p = start + (end - start) * ctx.progress
-        gates = upper_leaky(gates).flatten(0, -2)
+        gates = upper_leaky(examples.logits).flatten(0, -2)
         gates = gates if p == 1 else (gates + EPS).pow(p)
-        return (gates.sum(0) if repeats is None else repeats @ gates).sum()
+        return (gates.sum(0) if examples.repeats is None else examples.repeats @ gates).sum()
 
 
 @dataclass(frozen=True)
 class _Examples:
-    """The rows of a batch to compute, with the target's outputs and gates; `rows` are their indices
-    in the batch if they are not all.
-    """
+    """The rows of a batch to compute, with what the target answers."""
 
     x: Tensor
     documents: Tensor | None
     target_out: Tensor
+    logits: Tensor  # gates before clamping
     gates: Tensor
-    rows: Tensor | None
-    batch: int
-    repeats: Tensor | None = None  # how many rows each stands for, if not for itself alone
+    batch: int  # the size of the batch
+    rows: Tensor | None  # indices of these rows in the batch, if they are not all
+    repeats: Tensor | None  # how many rows each stands for, if not for itself alone
 
     def shape(self, passes: int, width: int) -> tuple[int, ...]:
         """Returns the shape of draws for the whole batch."""

@@ -1,22 +1,18 @@
-"""Masks of components, and the errors of a net's outputs under these masks."""
+"""Masks of components, and what a net computes under them."""
 
 # B batch, Q passes in which all matrices are masked, K components of all matrices, S matrices, …
 # positions, if there are any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from contract import Noise
 from models.decomposition.components import Components, Mask
-
-# called with outputs and the target's outputs; returns an error for each row
-Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 class Masks:
@@ -37,12 +33,12 @@ class Masks:
         return cls(components, sources[..., count:] if sources.shape[-1] > count else None)
 
     def of_matrix(self, model: Components, number: int, passes: slice | int = slice(None)) -> Mask:
-        """Returns the masks of one matrix in these passes."""
+        """Returns the masks of one matrix in these passes; in a single one without a dimension for
+        passes.
+        """
         components = self.components[:, passes][..., model.columns(number)]
-        return Mask(
-            components,
-            None if self.rest is None else self.rest[:, passes][..., number : number + 1],
-        )
+        rest = None if self.rest is None else self.rest[:, passes][..., number : number + 1]
+        return Mask(components, rest)
 
 
 def route(masks: Masks, model: Components, noise: Noise, batch: int, rows: Tensor | None) -> Masks:
@@ -69,66 +65,71 @@ def concat(parts: Sequence[Masks]) -> Masks:
     return Masks(components, torch.cat(rests, 1) if rests else None)
 
 
-def errors(
+def masked_outputs(
     model: Components,
     x: Tensor,
     documents: Tensor | None,
-    target_out: Tensor,
     masks: Masks,
-    measure: Measure,
     one_by_one: Masks | None = None,
-) -> list[Tensor]:
-    """Returns the error of each row in each pass of `masks`. After these come, with the masks of
-    `one_by_one`, which have one pass, the errors with one matrix masked at a time.
+) -> Iterator[Tensor]:
+    """Yields the net's outputs [passes, B, …], some passes at a time: in each pass of `masks`, then
+    with one matrix masked at a time, by the only pass of `one_by_one`.
     """
     if not model.predicts_tokens:
-        return _errors_in_one_pass(model, x, target_out, masks, measure, one_by_one)
+        yield _all_passes_at_once(model, x, masks, one_by_one)
+        return
     everywhere = range(len(model.names))
-
-    def of_pass(chosen: Masks, q: int, numbers: range) -> Tensor:
-        instead = {number: partial(_masked_output, model, chosen, q, number) for number in numbers}
-        return measure(model.run_with(x, instead, documents), target_out)
-
-    passes = [of_pass(masks, q, everywhere) for q in range(masks.components.shape[1])]
+    for number in range(masks.components.shape[1]):
+        yield _one_pass(model, x, documents, masks, number, everywhere)
     if one_by_one is not None:
-        passes += [of_pass(one_by_one, 0, range(i, i + 1)) for i in everywhere]
-    return passes
+        for matrix in everywhere:
+            yield _one_pass(model, x, documents, one_by_one, 0, [matrix])
 
 
-def _masked_output(model: Components, masks: Masks, q: int, number: int, given: Tensor) -> Tensor:
-    """Returns what a masked matrix computes in one of the passes."""
-    mask = masks.of_matrix(model, number, slice(q, q + 1))
-    of_pass: Any = (None if each is None else each.squeeze(1) for each in mask)
-    return model.multiply(number, given, Mask(*of_pass))
-
-
-def _errors_in_one_pass(
+def _one_pass(
     model: Components,
     x: Tensor,
-    target_out: Tensor,
+    documents: Tensor | None,
     masks: Masks,
-    measure: Measure,
-    one_by_one: Masks | None,
-) -> list[Tensor]:
-    """Computes all passes as one, in a dimension before the batch. Up to the first masked matrix
-    they are the same, and that dimension is 1.
+    number: int,
+    matrices: Sequence[int],
+) -> Tensor:
+    """Returns the outputs [1, B, …] with the masks of one pass on these matrices."""
+
+    def masked(matrix: int, matrix_input: Tensor) -> Tensor:
+        return model.multiply(matrix, matrix_input, masks.of_matrix(model, matrix, number))
+
+    instead = {matrix: partial(masked, matrix) for matrix in matrices}
+    return model.run_with(x, instead, documents).unsqueeze(0)
+
+
+def _all_passes_at_once(
+    model: Components, x: Tensor, masks: Masks, one_by_one: Masks | None
+) -> Tensor:
+    """Computes all passes as one, in a dimension before the batch: Q passes of `masks`, then S in
+    each of which one of the S matrices is masked. Up to the first masked matrix, passes are the
+    same, and that dimension is 1.
     """
     Q, S = masks.components.shape[1], len(model.names)
-    whole = masks if one_by_one is None else concat([masks, one_by_one])
+    of_all = masks if one_by_one is None else concat([masks, one_by_one])
 
-    def compute(number: int, given: Tensor) -> Tensor:
-        mask = whole.of_matrix(model, number)
-        passes_first: Any = (None if each is None else each.transpose(0, 1) for each in mask)
-        mask = Mask(*passes_first)
+    def compute(matrix: int, given: Tensor) -> Tensor:
+        mask = of_all.of_matrix(model, matrix)
+        rest = None if mask.rest is None else mask.rest.transpose(0, 1)
+        mask = Mask(mask.components.transpose(0, 1), rest)
         if one_by_one is None:
-            return model.multiply(number, given, mask)
-        same, own = len(given) == 1, Q + number
-        y = model.multiply(
-            number, given if same else torch.cat((given[:Q], given[own : own + 1])), mask
-        )
-        others = model.original(number, given if same else given[Q:])  # one in S goes unused
-        others = others.expand(S, *others.shape[1:])
-        return torch.cat((y[:Q], others[:number], y[Q:], others[number + 1 :]))
+            return model.multiply(matrix, given, mask)
+        # this matrix is masked in the first Q passes, and in that of its own
+        to_mask = to_leave = given
+        if len(given) > 1:
+            its_own = Q + matrix
+            to_mask = torch.cat((given[:Q], given[its_own : its_own + 1]))
+            to_leave = given[Q:]
+        masked = model.multiply(matrix, to_mask, mask)
+        # in the other S - 1 passes; one of these S goes unused
+        left = model.original(matrix, to_leave)
+        left = left.expand(S, *left.shape[1:])
+        return torch.cat((masked[:Q], left[:matrix], masked[Q:], left[matrix + 1 :]))
 
-    out = model.run_with(x.unsqueeze(0), {number: partial(compute, number) for number in range(S)})
-    return list(measure(out, target_out).unbind())
+    instead = {matrix: partial(compute, matrix) for matrix in range(S)}
+    return model.run_with(x.unsqueeze(0), instead)

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from contract import Context, Noise
 from models.decomposition.components import Mask
 from models.decomposition.decompose import Decompose, Losses
-from models.decomposition.masking import Masks, errors
+from models.decomposition.masking import Masks, masked_outputs
 from models.decomposition.toy import TMS
 from tests.ranks import ROOT
 from tests.steps import trainer_on
@@ -151,7 +151,6 @@ def test_the_loss_is_the_papers(tms_target: Path, tmp_path: Path) -> None:
 def test_passes_at_once_are_passes_one_by_one(tms_target: Path, tmp_path: Path) -> None:
     objective, batch, _ = objective_on(tms_target, tmp_path)
     model, x = objective.model, batch["inputs"].double()
-    said = model.outputs(x)
     together, alone = (
         Masks(torch.rand(8, passes, 12).double(), torch.rand(8, passes, 2).double())
         for passes in (3, 1)
@@ -163,14 +162,15 @@ def test_passes_at_once_are_passes_one_by_one(tms_target: Path, tmp_path: Path) 
         for n in numbers:
             own = masks.components[:, q, model.columns(n)], masks.rest[:, q, n : n + 1]
             instead[n] = partial(model.multiply, n, mask=Mask(*own))
-        return objective._error(model.run_with(x, instead), said)
+        return model.run_with(x, instead)
 
     expected = [
         *(one(together, q, [0, 1]) for q in range(3)),
         one(alone, 0, [0]),
         one(alone, 0, [1]),
     ]
-    assert_close(errors(model, x, None, said, together, objective._error, alone), expected)
+    (found,) = masked_outputs(model, x, None, together, alone)
+    assert_close(found, torch.stack(expected))
 
 
 @pytest.mark.parametrize("losses", [{}, {"subset": 1.0, "p": 2.0}])
@@ -235,7 +235,8 @@ def test_evaluations_of_a_language_model(gpt_target: Path, tmp_path: Path) -> No
     assert mean["ce_rounded"] != mean["ce_masked"]
     counted = batch["labels"] != -100
     rounded = Masks(prediction.outputs["live"].double().unsqueeze(1), None)
-    (error,) = errors(objective.model, batch["inputs"], None, said, rounded, objective._error)
+    ((out,),) = masked_outputs(objective.model, batch["inputs"], None, rounded)
+    error = objective._error(out, said)
     assert mean["kl_rounded"] == pytest.approx(error[counted].mean().item())
     assert mean["l0"] == pytest.approx(
         float(prediction.outputs["live"][counted].sum(-1).double().mean())
@@ -254,14 +255,8 @@ def test_the_end_of_a_text_may_be_all_that_counts(gpt_target: Path, tmp_path: Pa
     width = model.total + len(model.names)
     draws = ctx.noise.uniform("masks", (len(x), 1, 16, width)).double()
     masks = Masks.between(gates, draws)
-    kept: list[Tensor] = []
-
-    def keep(masked_out: Tensor, _: Tensor) -> Tensor:
-        kept.append(masked_out)
-        return masked_out
-
-    errors(model, x, batch.get("documents"), target_out, masks, keep)
-    wanted, found = (each[:, -1].log_softmax(-1) for each in (target_out, kept[0]))
+    ((out_BLV,),) = masked_outputs(model, x, batch.get("documents"), masks)
+    wanted, found = (each[:, -1].log_softmax(-1) for each in (target_out, out_BLV))
     kl_B = (wanted.exp() * (wanted - found)).sum(-1)
     assert_close(out.loss / out.weight, kl_B.mean())
     everywhere = changed(objective, **alone)(batch, None, ctx)

@@ -17,7 +17,7 @@ from contract import Noise
 from models.decomposition import components
 from models.decomposition.components import Components, Mask
 from models.decomposition.decompose import Decompose
-from models.decomposition.masking import Masks, errors, route
+from models.decomposition.masking import Masks, masked_outputs, route
 from models.decomposition.seams import seams_of
 from models.layers import Attention, Linear, SwiGLU
 from tests.models.decomposition.test_components import changed, objective_on, with_gradients
@@ -161,9 +161,7 @@ def test_matrices_have_as_many_components_as_their_patterns_say(
     found = []
     for objective, components_ in ((few, masks[0][..., kept]), (wide, masks[0])):
         chosen = route(Masks(components_, masks[1]), objective.model, Noise(0, 0, [0]), 1, None)
-        said = objective.model.outputs(tokens)
-        args = objective.model, tokens, None, said, chosen, objective._error
-        found.append(errors(*args))
+        found.append([*masked_outputs(objective.model, tokens, None, chosen)])
     assert_close(found[0], found[1])
     loss, gradients = with_gradients(few, batch, ctx)
     assert torch.isfinite(loss)
