@@ -8,7 +8,7 @@ Stochastic Parameter Decomposition: Bushnaq, Braun, Sharkey 2025 (arXiv 2506.207
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from contract import Spec
 from models.decomposition.gates import make_gates
 from models.decomposition.induction import InductionHeads
-from models.decomposition.seams import Seam, replaced, seams_of, ties
+from models.decomposition.seams import Compute, Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
 from models.language.targets import GPT, load
 from models.layers import (
@@ -115,17 +115,13 @@ class Components(nn.Module):
                     f" and {self.names[number]} {self.counts[number]}, but these two share their"
                     " weights; give both the same number"
                 )
-        sizes = {
-            name: (*seam.matrix.shape, count)
-            for number, (name, seam, count) in enumerate(
-                zip(self.names, seams, self.counts, strict=True)
-            )
-            if number not in self.ties
-        }
+        sizes: dict[str, tuple[int, int, int]] = {}
+        for number, (name, seam) in enumerate(self.seams.items()):
+            if number not in self.ties:
+                rows, columns = seam.matrix.shape
+                sizes[_part_name(name)] = (rows, columns, self.counts[number])
         check_memory(sum(count * (rows + columns) for rows, columns, count in sizes.values()))
-        self.parts = nn.ModuleDict(
-            {name.replace(".", "-"): Part(*size) for name, size in sizes.items()}
-        )
+        self.parts = nn.ModuleDict({name: Part(*size) for name, size in sizes.items()})
         self.offsets = list(accumulate(self.counts, initial=0))
         self.gates = make_gates(keys.gates.kind, keys.gates.width, self.counts, seams)
 
@@ -137,9 +133,9 @@ class Components(nn.Module):
         return isinstance(self.target.net, GPT | InductionHeads)
 
     def factors(self, number: int) -> tuple[Tensor, Tensor]:
-        """Returns V and U of a matrix."""
+        """Returns V [inputs, C] and U [C, outputs] of a matrix."""
         first, transposed = self.ties.get(number, (number, False))
-        part: Any = self.parts[self.names[first].replace(".", "-")]
+        part: Any = self.parts[_part_name(self.names[first])]
         return (part.U.t(), part.V.t()) if transposed else (part.V, part.U)
 
     def columns(self, number: int) -> slice:
@@ -165,19 +161,17 @@ class Components(nn.Module):
 
     def probe(self, x: Tensor, documents: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
         """Returns the target's outputs, and the input of each matrix."""
-        seen: dict[str, Tensor] = {}
+        seen: dict[int, Tensor] = {}
 
-        def watching(number: int, given: Tensor) -> Tensor:
-            seen[self.names[number]] = given
-            return self.original(number, given)
+        def watch(number: int, matrix_input: Tensor) -> Tensor:
+            seen[number] = matrix_input
+            return self.original(number, matrix_input)
 
+        matrices = range(len(self.names))
+        instead = {number: partial(watch, number) for number in matrices}
         with torch.no_grad():
-            out = self.run_with(
-                x,
-                {number: partial(watching, number) for number in range(len(self.names))},
-                documents,
-            )
-        return out, [seen[name] for name in self.names]
+            out = self.run_with(x, instead, documents)
+        return out, [seen[number] for number in matrices]
 
     def gate_logits(self, inputs: Sequence[Tensor]) -> Tensor:
         """Returns each component's gate [..., K] before clamping, in float32 or wider."""
@@ -189,13 +183,12 @@ class Components(nn.Module):
     def run_with(
         self,
         x: Tensor,
-        masks: Mapping[int, Callable[[Tensor], Tensor]],
+        instead: Mapping[int, Compute],
         documents: Tensor | None = None,
     ) -> Tensor:
         """Returns the target's outputs, with other computations in place of these matrices."""
-        with replaced(
-            self.seams, {self.names[number]: compute for number, compute in masks.items()}
-        ):
+        by_name = {self.names[number]: compute for number, compute in instead.items()}
+        with replaced(self.seams, by_name):
             return self.outputs(x, documents)
 
     def multiply(self, number: int, x: Tensor, mask: Mask) -> Tensor:
@@ -206,14 +199,13 @@ class Components(nn.Module):
         activations, m = self.activations(number, x), mask.components.to(self.dtype)
         if mask.rest is None:
             y = (activations * m) @ U
-        elif self.dtype.itemsize < 4:  # x W - x V U would be little but rounding
+        elif self.dtype.itemsize < 4:  # in half precision x W - x V U would be little but rounding
             rest = seam.times(x, self._remainder(number).to(self.dtype))
             y = torch.addcmul((activations * m) @ U, mask.rest.to(self.dtype), rest)
-        else:
-            share = mask.rest.to(self.dtype)
-            y = torch.addcmul(
-                (activations * (m - share)) @ U, share, seam.times(x, seam.matrix.to(self.dtype))
-            )
+        else:  # m · x V U + r · (x W - x V U), without the remainder as a matrix
+            r = mask.rest.to(self.dtype)
+            whole = seam.times(x, seam.matrix.to(self.dtype))
+            y = torch.addcmul((activations * (m - r)) @ U, r, whole)
         return y if seam.bias is None else y + seam.bias.to(self.dtype)
 
     def original(self, number: int, x: Tensor) -> Tensor:
@@ -234,6 +226,11 @@ class Components(nn.Module):
         return widen(self.seams[self.names[number]].matrix) - torch.mm(*self.factors(number))
 
 
+def _part_name(name: str) -> str:
+    """Returns the name of a matrix's part; a module's own name has no dots."""
+    return name.replace(".", "-")
+
+
 def choose_seams(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Seam]:
     """Returns the matrices whose whole names match a pattern, in the net's order.
 
@@ -246,11 +243,9 @@ def choose_seams(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Sea
             listed = ", ".join(list(seams)[:8])
             raise ConfigError(f"arch.modules={pattern}: matches no matrix; there are {listed}")
         whole = {seams[name].module for name in matching if seams[name].part is None}
-        pattern_of |= {
-            name: pattern
-            for name in matching
-            if seams[name].part is None or seams[name].module not in whole
-        }
+        for name in matching:
+            if seams[name].part is None or seams[name].module not in whole:
+                pattern_of[name] = pattern
     if not pattern_of:
         raise ConfigError("arch.modules=[]: chooses no matrix; for example arch.modules=['.*']")
     seams = {name: seam for name, seam in seams.items() if name in pattern_of}

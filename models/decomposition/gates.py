@@ -57,43 +57,43 @@ class ScalarMLPs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_KN: Tensor, in_KH: Tensor, bias_KH: Tensor, out_KH: Tensor) -> Tensor:
         y_KN, kept = torch.empty_like(x_KN), []
-        for piece in _pieces(x_KN, in_KH):
+        pieces = _pieces(x_KN, in_KH)
+        for piece in pieces:
             hidden_KHN = _hidden(x_KN[piece], in_KH[piece], bias_KH[piece])
             act_KHN = F.gelu(hidden_KHN)
             torch.bmm(out_KH[piece].unsqueeze(1), act_KHN, out=y_KN[piece].unsqueeze(1))
             kept += [hidden_KHN, act_KHN]
-        # many pieces exceed the cache: computing them again is faster than reading them
-        ctx.save_for_backward(
-            x_KN, in_KH, bias_KH, out_KH, *(kept if len(kept) <= 2 * KEPT_PIECES else ())
-        )
+        if len(pieces) > KEPT_PIECES:  # beyond the cache, computing again is faster than reading
+            kept = []
+        ctx.save_for_backward(x_KN, in_KH, bias_KH, out_KH, *kept)
         return y_KN
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         x_KN, in_KH, bias_KH, out_KH, *kept = ctx.saved_tensors
         grad_KN = grads[0].contiguous()
-        of_x, of_in, of_bias, of_out = (torch.empty_like(t) for t in (x_KN, in_KH, bias_KH, out_KH))
+        grad_x, grad_in, grad_bias, grad_out = map(torch.empty_like, (x_KN, in_KH, bias_KH, out_KH))
         for number, piece in enumerate(_pieces(x_KN, in_KH)):
+            if kept:
+                hidden_KHN, act_KHN = kept[2 * number : 2 * number + 2]
+            else:
+                hidden_KHN = _hidden(x_KN[piece], in_KH[piece], bias_KH[piece])
+                act_KHN = F.gelu(hidden_KHN)
             x_K1N, grad_K1N = x_KN[piece].unsqueeze(1), grad_KN[piece].unsqueeze(1)
-            hidden = (
-                kept[2 * number] if kept else _hidden(x_KN[piece], in_KH[piece], bias_KH[piece])
-            )
-            act = kept[2 * number + 1] if kept else F.gelu(hidden)
-            torch.sum(act * grad_K1N, 2, out=of_out[piece])
-            of_hidden = torch.ops.aten.gelu_backward(out_KH[piece].unsqueeze(2) * grad_K1N, hidden)
-            torch.sum(of_hidden, 2, out=of_bias[piece])
-            torch.bmm(in_KH[piece].unsqueeze(1), of_hidden, out=of_x[piece].unsqueeze(1))
-            torch.sum(of_hidden.mul_(x_K1N), 2, out=of_in[piece])
-        return of_x, of_in, of_bias, of_out
+            torch.sum(act_KHN * grad_K1N, 2, out=grad_out[piece])
+            grad_act_KHN = out_KH[piece].unsqueeze(2) * grad_K1N
+            grad_hidden_KHN = torch.ops.aten.gelu_backward(grad_act_KHN, hidden_KHN)
+            torch.sum(grad_hidden_KHN, 2, out=grad_bias[piece])
+            torch.bmm(in_KH[piece].unsqueeze(1), grad_hidden_KHN, out=grad_x[piece].unsqueeze(1))
+            torch.sum(grad_hidden_KHN.mul_(x_K1N), 2, out=grad_in[piece])
+        return grad_x, grad_in, grad_bias, grad_out
 
 
 def _pieces(x_KN: Tensor, in_KH: Tensor) -> list[slice]:
-    """Whole components, so that no sum over rows is cut."""
-    step = (
-        max(1, CHUNK // max(1, x_KN.shape[1] * in_KH.shape[1]))
-        if x_KN.device.type == "cpu"
-        else len(x_KN)
-    )
+    """Cuts between components, so that no sum over rows is cut."""
+    step = len(x_KN)
+    if x_KN.device.type == "cpu":
+        step = max(1, CHUNK // max(1, x_KN.shape[1] * in_KH.shape[1]))
     return [slice(start, start + step) for start in range(0, len(x_KN), step)]
 
 
@@ -116,7 +116,7 @@ class MLPGates(nn.Module):
 
     def forward(self, activations: Sequence[Tensor]) -> Tensor:
         """Returns [N, K] from the activations [N, C] of each matrix."""
-        x_KN = torch.cat([each_NC.t() for each_NC in activations])
+        x_KN = torch.cat([x_NC.t() for x_NC in activations])
         y_KN = ScalarMLPs.apply(x_KN, self.inward_KH, self.inward_bias_KH, self.outward_KH)
         return y_KN.t() + self.outward_bias_K
 
@@ -133,9 +133,8 @@ class InputMLPGates(nn.Module):
     ) -> None:
         super().__init__()
         self.shared = shared
-        sizes = [
-            (d, hidden if shared else c * hidden) for c, d in zip(components, widths, strict=True)
-        ]
+        pairs = zip(widths, components, strict=True)
+        sizes = [(d, hidden if shared else c * hidden) for d, c in pairs]
         self.inward = nn.ParameterList(
             nn.Parameter(torch.randn(d, units) * (2 / d) ** 0.5) for d, units in sizes
         )
@@ -153,11 +152,10 @@ class InputMLPGates(nn.Module):
             inputs, self.inward, self.inward_bias, self.outward, strict=True
         ):
             act = F.gelu(torch.addmm(bias, x_ND, inward))
-            outputs.append(
-                act @ outward
-                if self.shared
-                else (act.unflatten(1, outward.shape) * outward).sum(-1)
-            )
+            if self.shared:
+                outputs.append(act @ outward)
+            else:
+                outputs.append((act.unflatten(1, outward.shape) * outward).sum(-1))
         return torch.cat(outputs, 1) + self.outward_bias_K
 
 

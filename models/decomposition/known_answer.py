@@ -49,13 +49,11 @@ class KnownAnswer:
         self._features: list[Tensor] = []
         self._gates: list[Tensor] = []
         self._live: list[Tensor] = []
-        compared = [
-            name for name, part in zip(self._names, self._parts, strict=True) if part is not None
-        ]
-        self.scalars = [f"identity_error/{name}" for name in self._identity] + [
-            f"dense_error/{name}" for name in self._dense
-        ]
-        self.scalars += [f"{what}/{name}" for name in compared for what in ("mmcs", "ml2r")]
+        self.scalars = [f"identity_error/{name}" for name in self._identity]
+        self.scalars += [f"dense_error/{name}" for name in self._dense]
+        for name, part in zip(self._names, self._parts, strict=True):
+            if part is not None:
+                self.scalars += [f"mmcs/{name}", f"ml2r/{name}"]
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         gates, live = (prediction.outputs[name][: len(indices)].cpu() for name in ("gates", "live"))
@@ -64,12 +62,10 @@ class KnownAnswer:
         self._live.append(live)
 
     def rows(self) -> dict[str, Tensor]:
-        pieces_by_name = {"feature": self._features, "gates": self._gates, "live": self._live}
-        return (
-            {name: torch.cat(pieces) for name, pieces in pieces_by_name.items()}
-            if self._features
-            else {}
-        )
+        if not self._features:
+            return {}
+        pieces = {"feature": self._features, "gates": self._gates, "live": self._live}
+        return {name: torch.cat(of_batches) for name, of_batches in pieces.items()}
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
@@ -79,27 +75,23 @@ class KnownAnswer:
         metrics: dict[str, float] = {}
         shown: dict[str, np.ndarray] = {}
         orders: dict[str, np.ndarray] = {}  # the component in each column of `shown`
+        counts: dict[str, int] = {}
         for name, columns, part in zip(self._names, self._columns, self._parts, strict=True):
-            gates_NC, alive = gates[:, columns], live[:, columns].any(0)
-            features, own = matched(gates_NC)
-            places = np.concatenate([own, np.setdiff1d(np.arange(gates_NC.shape[1]), own)])
-            shown[name], orders[name] = gates_NC[:, places], places
+            gates_NC, alive_C = gates[:, columns], live[:, columns].any(0)
+            counts[name] = int(alive_C.sum())
+            features, components = matched(gates_NC)
+            unmatched = np.setdiff1d(np.arange(gates_NC.shape[1]), components)
+            orders[name] = np.concatenate([components, unmatched])
+            shown[name] = gates_NC[:, orders[name]]
             if name in self._identity:
-                metrics[f"identity_error/{name}"] = identity_error(gates_NC, features, own)
+                error = identity_error(gates_NC, features, components)
+                metrics[f"identity_error/{name}"] = error
             if name in self._dense:
                 metrics[f"dense_error/{name}"] = dense_error(gates_NC, self._count)
             if part is not None:
                 weights_ND, read_NC, written_CD = part
-                metrics |= {
-                    f"{what}/{name}": value
-                    for what, value in likeness(
-                        weights_ND, read_NC[:, alive], written_CD[alive]
-                    ).items()
-                }
-        counts = {
-            name: int(live[:, columns].any(0).sum())
-            for name, columns in zip(self._names, self._columns, strict=True)
-        }
+                found = likeness(weights_ND, read_NC[:, alive_C], written_CD[alive_C])
+                metrics |= {f"{what}/{name}": value for what, value in found.items()}
         return Report(metrics, files=gates_scene(shown, orders), text=verdict(counts, metrics))
 
 
@@ -168,7 +160,9 @@ def verdict(live: Mapping[str, int], metrics: Mapping[str, float]) -> str:
                 part += f", {what.replace('_', ' ')} {error:.0f}"
                 errors.append(error)
         parts.append(part)
-    found = {True: "found", False: "NOT found"}[not any(errors)] if errors else "none is given"
+    found = "none is given"
+    if errors:
+        found = "NOT found" if any(errors) else "found"
     return f"known answer: {found} ({'; '.join(parts)})"
 
 
@@ -196,11 +190,9 @@ def dense_error(gates_NC: np.ndarray, count: int) -> float:
     """
     order = np.argsort(-gates_NC.sum(0), kind="stable")
     dense, rest = gates_NC[:, order[:count]], gates_NC[:, order[count:]]
-    return float(
-        (rest > TOLERANCE).sum()
-        + ((dense > TOLERANCE).sum(0) < 2).sum()
-        + max(0, count - gates_NC.shape[1])
-    )
+    too_few = (dense > TOLERANCE).sum(0) < 2
+    missing = max(0, count - gates_NC.shape[1])
+    return float((rest > TOLERANCE).sum() + too_few.sum() + missing)
 
 
 def likeness(
@@ -211,17 +203,13 @@ def likeness(
     """
     if not len(written_CD):
         return {"mmcs": 0.0, "ml2r": 0.0}
-    unit_ND = weights_ND / np.linalg.norm(weights_ND, axis=1, keepdims=True).clip(1e-12)
-    lengths_C = np.linalg.norm(written_CD, axis=1).clip(1e-12)
-    cosines_NC = (unit_ND @ (written_CD / lengths_C[:, None]).T) * np.sign(read_NC)
-    best_N = cosines_NC.argmax(1)
-    each = np.arange(len(weights_ND))
-    ratios_N = (
-        np.abs(read_NC[each, best_N])
-        * lengths_C[best_N]
-        / np.linalg.norm(weights_ND, axis=1).clip(1e-12)
-    )
-    return {"mmcs": float(cosines_NC[each, best_N].mean()), "ml2r": float(ratios_N.mean())}
+    weight_N = np.linalg.norm(weights_ND, axis=1).clip(1e-12)
+    length_C = np.linalg.norm(written_CD, axis=1).clip(1e-12)
+    directions_ND, directions_CD = weights_ND / weight_N[:, None], written_CD / length_C[:, None]
+    cosines_NC = (directions_ND @ directions_CD.T) * np.sign(read_NC)
+    best = np.arange(len(weights_ND)), cosines_NC.argmax(1)
+    ratios_N = np.abs(read_NC[best]) * length_C[best[1]] / weight_N
+    return {"mmcs": float(cosines_NC[best].mean()), "ml2r": float(ratios_N.mean())}
 
 
 def by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -244,6 +232,6 @@ def by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, 
             U, matrix = U @ embedding.t(), matrix @ embedding.t()
     if len(V) == net.features:
         return matrix.numpy(), V.numpy(), U.numpy()
-    return (
-        (matrix.t().numpy(), U.t().numpy(), V.t().numpy()) if U.shape[1] == net.features else None
-    )
+    if U.shape[1] == net.features:
+        return matrix.t().numpy(), U.t().numpy(), V.t().numpy()
+    return None

@@ -34,12 +34,14 @@ class Seam:
     def matrix(self) -> Tensor:
         if isinstance(self.module, Transposed):
             return self.module.matrix
-        return self.module.embedding_weight if self.indexed else self._own(self.module.weight).t()
+        if self.indexed:
+            return self.module.embedding_weight
+        return self._rows_of(self.module.weight).t()
 
     @property
     def bias(self) -> Tensor | None:
         bias = getattr(self.module, "bias", None)
-        return None if bias is None else self._own(bias)
+        return None if bias is None else self._rows_of(bias)
 
     @property
     def indexed(self) -> bool:
@@ -54,12 +56,10 @@ class Seam:
         """Computes the net's own outputs, also while the matrix is replaced."""
         if self.part is None:
             return type(self.module).forward(self.module, x)
-        bias = self.bias
-        return F.linear(
-            x, self._own(self.module.weight).to(x.dtype), None if bias is None else bias.to(x.dtype)
-        )
+        weight = self._rows_of(self.module.weight).to(x.dtype)
+        return F.linear(x, weight, None if self.bias is None else self.bias.to(x.dtype))
 
-    def _own(self, rows: Tensor) -> Tensor:
+    def _rows_of(self, rows: Tensor) -> Tensor:
         return rows if self.part is None else rows[slice(*self.part)]
 
 
@@ -69,13 +69,14 @@ def seams_of(net: nn.Module) -> dict[str, Seam]:
     parts: dict[str, Mapping[str, int]] = {}  # widths by name, by the name of the fused module
     for name, module in net.named_modules():
         above = f"{name}." if name else ""
-        parts |= {f"{above}{own}": widths for own, widths in getattr(module, "fused", {}).items()}
+        for fused, widths in getattr(module, "fused", {}).items():
+            parts[f"{above}{fused}"] = widths
         if isinstance(module, Linear | Embedding | Transposed):
             seams[name] = Seam(name, module)
             first = 0
             for part, width in parts.get(name, {}).items():
-                whole = ".".join([*name.split(".")[:-1], part])
-                seams[whole] = Seam(whole, module, (first, first + width))
+                part_name = ".".join([*name.split(".")[:-1], part])
+                seams[part_name] = Seam(part_name, module, (first, first + width))
                 first += width
     return seams
 
@@ -123,7 +124,7 @@ def replaced(seams: Mapping[str, Seam], instead: Mapping[str, Compute]) -> Itera
 def _in_parts(module: Any, parts: list[tuple[Seam, Compute]], x: Tensor) -> Tensor:
     """Computes a fused matrix part by part. Parts without a replacement use its own weights."""
     pieces, done = [], 0
-    for seam, compute in sorted(parts, key=lambda each: each[0].part or (0, 0)):
+    for seam, compute in sorted(parts, key=lambda part: part[0].part or (0, 0)):
         first, end = seam.part or (0, 0)
         if first > done:
             pieces.append(Seam("", module, (done, first)).original(x))

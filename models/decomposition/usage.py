@@ -46,6 +46,7 @@ class Usage:
             prediction.outputs[name][: len(indices)] for name in ("gates", "live", "counted")
         )
         inputs = batch["inputs"][: len(indices)]
+        # a feature's example may have several; the largest stands for it
         what_BL = inputs if self._kind == "token" else inputs.abs().argmax(-1)
         if what_BL.ndim == 1:  # toy models have no positions
             what_BL, counted = what_BL.unsqueeze(1), counted.unsqueeze(1)
@@ -70,17 +71,15 @@ class Usage:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
-        count = self._columns[-1].stop
+        count = self._columns[-1].stop  # rows that each rank has sent
+        starts = range(0, len(rows["live"]), count)
         totals = _merged(
-            [
-                {name: tensor[start : start + count] for name, tensor in rows.items()}
-                for start in range(0, len(rows["live"]), count)
-            ]
+            [{name: of[start : start + count] for name, of in rows.items()} for start in starts]
         )
         share_K = totals["live"] / totals["rows"]
         alive = {
-            f"live/{name}": float((share_K[columns] >= LIVE_SHARE).sum())
-            for name, columns in zip(self._names, self._columns, strict=True)
+            name: float((share_K[columns] >= LIVE_SHARE).sum())
+            for name, columns in zip(self.scalars, self._columns, strict=True)
         }
         files = self._scene(totals, share_K)
         files[TABLE] = self._table(totals, share_K)
@@ -98,10 +97,10 @@ class Usage:
                 line = [name, str(k - columns.start), f"{share_K[k]:.6f}", f"{mean_K[k]:.6f}"]
                 line.append(", ".join(f"{what} {gate:.2f}" for what, gate in self._top(totals, k)))
                 if self._kind == "token":
-                    contexts = self._contexts(totals, k)
-                    line.append(
-                        ", ".join(json.dumps(each, ensure_ascii=False) for each in contexts)
-                    )
+                    quoted = [
+                        json.dumps(text, ensure_ascii=False) for text in self._contexts(totals, k)
+                    ]
+                    line.append(", ".join(quoted))
                 lines.append("\t".join(line))
         return "\n".join(lines) + "\n"
 
@@ -110,11 +109,10 @@ class Usage:
         if not totals["live"][k]:
             return []
         top: dict[str, float] = {}
-        for what, value in zip(
-            totals["what"][k].tolist(), totals["value"][k].tolist(), strict=True
-        ):
+        pairs = zip(totals["what"][k].tolist(), totals["value"][k].tolist(), strict=True)
+        for what, value in pairs:
             if value > 0:
-                top.setdefault(self._shown(what), value)
+                top.setdefault(self._shown(what), value)  # the highest come first
         return list(top.items())
 
     def _contexts(self, totals: Mapping[str, Tensor], k: int) -> list[str]:
@@ -132,15 +130,16 @@ class Usage:
     def _scene(self, totals: Mapping[str, Tensor], share_K: Tensor) -> Files:
         """Lists the most needed components of each matrix on the report page."""
         rows: list[list[Any]] = []
-        for name, own in zip(self._names, self._columns, strict=True):
-            order = share_K[own].argsort(descending=True, stable=True)[:SHOWN]
+        for name, matrix in zip(self._names, self._columns, strict=True):
+            order = share_K[matrix].argsort(descending=True, stable=True)[:SHOWN]
             for c in order.tolist():
-                k = own.start + c
-                if share_K[k] >= LIVE_SHARE:
-                    top = " ".join(what for what, _ in self._top(totals, k))
-                    mean = float(totals["gate"][k] / totals["rows"][k])
-                    context = self._contexts(totals, k)[:1] if self._kind == "token" else []
-                    rows.append([name, c, float(share_K[k]), mean, top, *context])
+                k = matrix.start + c
+                if share_K[k] < LIVE_SHARE:
+                    continue
+                top = " ".join(what for what, _ in self._top(totals, k))
+                mean = float(totals["gate"][k] / totals["rows"][k])
+                context = self._contexts(totals, k)[:1] if self._kind == "token" else []
+                rows.append([name, c, float(share_K[k]), mean, top, *context])
         columns = ["matrix", "component", "needed by", "mean gate", f"top {self._kind}s"]
         columns += ["first context"] if self._kind == "token" else []
         return fitting(
@@ -222,14 +221,13 @@ def _merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         name: torch.stack([part[name] for part in parts]).sum(0)
         for name in ("live", "gate", "rows")
     }
-    value, drawn = (torch.cat([part[name] for part in parts], 1) for name in ("value", "drawn"))
-    first = drawn.argsort(dim=1, stable=True)
-    order = first.gather(1, value.gather(1, first).argsort(dim=1, descending=True, stable=True))[
-        :, :TOP
-    ]
-    rows = torch.arange(len(order)).unsqueeze(1)
-    top = {
-        name: torch.cat([part[name] for part in parts], 1)[rows, order]
+    examples = {
+        name: torch.cat([part[name] for part in parts], 1)
         for name in ("value", "what", "drawn", "around")
     }
-    return sums | top
+    # by value, and among equal ones by what is drawn first: two stable sorts, the lesser key first
+    by_draw = examples["drawn"].argsort(dim=1, stable=True)
+    value = examples["value"].gather(1, by_draw)
+    order = by_draw.gather(1, value.argsort(dim=1, descending=True, stable=True))[:, :TOP]
+    rows = torch.arange(len(order)).unsqueeze(1)
+    return sums | {name: tensor[rows, order] for name, tensor in examples.items()}
