@@ -1,4 +1,5 @@
-"""Which examples a step visits: shuffled epochs cut into steps, as pure functions of the step.
+"""Which examples a step visits: shuffled epochs cut into steps, as pure functions of the step; and
+examples that are drawn instead.
 
 An epoch visits every item once, in shuffled order. `eval_interval` epochs make an iteration. Steps
 are packed across the epochs of an iteration, and visits left at its end are dropped. Without a
@@ -272,3 +273,27 @@ class EpochSource(Source):
 
     def eval_sets(self) -> Mapping[str, EvalSet]:
         return self._eval_sets
+
+
+class DrawnSource(Source):
+    """Rows that are drawn anew in each step: define `draw`."""
+
+    length: RunLength
+
+    def __init__(self, run: RunSettings, stream: str) -> None:
+        """`stream` names the random numbers of training."""
+        run.refuse_path()
+        self._run, self._stream = run, stream
+        self.length = RunLength.in_steps(run)
+        # the last step and its whole batch: small draws take as long as large ones
+        self._drawn: tuple[int, Arrays] | None = None
+
+    def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
+        raise NotImplementedError
+
+    def train_batch(self, step: int, shard: int) -> Arrays:
+        if self._drawn is None or self._drawn[0] != step:
+            rng = generator(self._run.seed, self._stream, step)
+            self._drawn = step, self.draw(self._run.global_batch_size, rng)
+        drawn = self._drawn[1]
+        return {name: shard_rows(drawn[name], shard, self._run.shards) for name in drawn}

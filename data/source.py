@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,6 @@ from utils.errors import ConfigError, full_name, kind_of
 from utils.noise import seeded
 
 KNOWN_ROWS = 8  # of each evaluation set, by which a run recognises it, with its length
-
-
-def combined_fingerprint(fingerprints: Sequence[str]) -> str:
-    """Returns one fingerprint for several corpora or datasets; a single one keeps its own."""
-    if len(fingerprints) == 1:
-        return fingerprints[0]
-    return hashlib.sha256(" ".join(fingerprints).encode()).hexdigest()
 
 
 def known_parts(source: Source, shard: int | None) -> dict[str, str]:

@@ -23,7 +23,6 @@ from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import sample
 from data.recursive.puzzle_pool import EmbeddedKeys, Member, Pool, PuzzleEvalSet, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
-from data.source import combined_fingerprint
 from utils.command.marks import MAY_CHANGE, Fraction, Keys
 from utils.errors import ConfigError, short
 from utils.noise import generator
@@ -109,7 +108,7 @@ class PuzzleSource(Source):
             vocab_size=max(split.metadata.vocab_size for split in datasets),
             seq_len=first.seq_len,
             table_rows=sum(split.metadata.num_puzzle_identifiers for split in datasets),
-            fingerprint=combined_fingerprint([split.fingerprint for split in datasets]),
+            fingerprint=" ".join(split.fingerprint for split in datasets),
             name=run.data_path or ", ".join(keys.data_paths or ["generated Sudoku"]),
         )
 
