@@ -14,6 +14,7 @@ from utils.errors import ConfigError, brief
 from utils.files import open_plain
 
 Tensors = Iterable[tuple[str, Tensor]]
+ITS_FILES = "use the files of the net that is frozen"
 
 
 class Frozen(nn.Module):
@@ -43,8 +44,9 @@ class Frozen(nn.Module):
             _fill(net, (read or _tensors)(files), path)
         except (OSError, SafetensorError) as error:
             raise ConfigError(
-                f"{path}: cannot be read as safetensors ({brief(error)}); give a whole file, or a"
-                " folder of them"
+                f"cannot be read as safetensors ({brief(error)})",
+                value=path,
+                remedy="give a whole file, or a folder of them",
             ) from None
         self.requires_grad_(False)
         self.train(False)
@@ -62,8 +64,9 @@ def _files(path: Path) -> list[Path]:
     files = [path] if is_file else sorted(path.glob("[!.]*.safetensors"))
     if not files:
         raise ConfigError(
-            f"{path}: no such file, or a folder without safetensors files; give a .safetensors"
-            " file, or a folder of them"
+            "no such file, or a folder without safetensors files",
+            value=path,
+            remedy="give a .safetensors file, or a folder of them",
         )
     return files
 
@@ -87,25 +90,19 @@ def _fill(net: nn.Module, tensors: Tensors, path: str) -> None:
     missing, filled = dict.fromkeys(net.state_dict()), set()
     for name, tensor in tensors:
         if name not in missing:
-            raise ConfigError(
-                f"{path}: holds {name}, which is not in this net or comes twice; use the files of"
-                " the net that is frozen"
-            )
+            what = f"holds {name}, which is not in this net or comes twice"
+            raise ConfigError(what, value=path, remedy=ITS_FILES)
         there, here = _kind_of(tensor), _kind_of(own[name])
         if there != here:
-            raise ConfigError(
-                f"{path}: {name} is {there} there and {here} in this net; use the files of the net"
-                " that is frozen"
-            )
+            what = f"{name} is {there} there and {here} in this net"
+            raise ConfigError(what, value=path, remedy=ITS_FILES)
         own[name].data = tensor.to(own[name].device)  # the meta device, where memory is planned
         filled.add(id(own[name]))
         del missing[name]
     # files hold tied weights under one of their names
     left = [name for name in missing if id(own[name]) not in filled]
     if left:
-        raise ConfigError(
-            f"{path}: {left[0]} is missing from it; use the files of the net that is frozen"
-        )
+        raise ConfigError(f"{left[0]} is missing from it", value=path, remedy=ITS_FILES)
 
 
 def _kind_of(tensor: Tensor) -> str:

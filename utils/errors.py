@@ -9,7 +9,22 @@ PUBLISHED_AS = {"sklearn": "scikit-learn"}  # where the import has another name
 
 
 class ConfigError(ValueError):
-    """The user asked for something impossible; the run ends with this line and exit status 2."""
+    """The user asked for something impossible; the run ends with this line and exit status 2:
+
+        KEY=VALUE: WHAT; REMEDY
+
+    Where other code may know the value by another key, or has a remedy of its own, the parts are
+    given one by one; else the line is one text.
+    """
+
+    def __init__(self, what: str, *, key: str = "", value: object = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.key, self.value, self.what, self.remedy = key, value, what, remedy
+
+    def __str__(self) -> str:
+        where = f"{self.key}={self.value}" if self.key else str(self.value)
+        line = f"{where}: {self.what}" if where else self.what
+        return f"{line}; {self.remedy}" if self.remedy else line
 
 
 class Busy(ConfigError):
@@ -50,7 +65,9 @@ def said_of(key: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(str(error).replace("checkpoint=", f"{key}=", 1)) from None
+        if error.value:
+            error.key = key
+        raise
 
 
 # wrong input, a hub that cannot be reached any more, files that cannot be read or written

@@ -209,29 +209,27 @@ def read(folder: Path, shape: Shape, vocab_size: int) -> dict[str, Tensor]:
             theirs |= reader.load(file)[0]["model"]
     names = names_of(shape)
     if missing := [name for ours in names for name in their_names(ours) if name not in theirs]:
-        raise ConfigError(
-            f"init_from={folder}: {missing[0]} is in none of its safetensors files; give a whole"
-            " folder"
-        )
+        what = f"{missing[0]} is in none of its safetensors files"
+        raise _unfit(folder, what, "give a whole folder")
     # our norms have no weights, which are as good as weights of 1
     norms = _qk_norms(shape) if shape.qk_norm and not shape.qk_weights else []
     for name in norms:
         if name in theirs and (theirs[name] != 1).any():
-            raise ConfigError(
-                f"init_from={folder}: {name} is not 1 everywhere; add arch.qk_weights=true"
-            )
+            raise _unfit(folder, f"{name} is not 1 everywhere", "add arch.qk_weights=true")
     used = {*norms, *(part for name in names for part in their_names(name))}
     if more := [name for name in theirs if name not in used and not UNUSED.fullmatch(name)]:
-        raise ConfigError(
-            f"init_from={folder}: {more[0]} has no place in arch=gpt; give the folder of a net that"
-            " has no more than its config.json says"
-        )
+        remedy = "give the folder of a net that has no more than its config.json says"
+        raise _unfit(folder, f"{more[0]} has no place in arch=gpt", remedy)
     if (known := len(theirs["model.embed_tokens.weight"])) != vocab_size:
-        raise ConfigError(
-            f"init_from={folder}: its vocabulary has {known} tokens, and the data's {vocab_size},"
-            " special tokens included; tokenize the data with this net's own tokenizer.json"
-        )
+        what = f"its vocabulary has {known} tokens, and the data's {vocab_size}, special tokens"
+        remedy = "tokenize the data with this net's own tokenizer.json"
+        raise _unfit(folder, f"{what} included", remedy)
     return {name: torch.cat([theirs[part] for part in their_names(name)]) for name in names}
+
+
+def _unfit(folder: Path, what: str, remedy: str = "") -> ConfigError:
+    """An error about a published folder; `said_of` has the key, where it is another one."""
+    return ConfigError(what, key="init_from", value=folder, remedy=remedy)
 
 
 def arch_in(folder: Path) -> dict[str, Any]:
@@ -239,20 +237,15 @@ def arch_in(folder: Path) -> dict[str, Any]:
     try:
         return arch_of(json.loads(read_text(folder / "config.json")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (
-            str(error)
-            if isinstance(error, ConfigError)
-            else f"config.json cannot be read ({brief(error)}); give a folder with a Llama model"
-        )
-        raise ConfigError(f"{folder}: {reason}") from None
+        if isinstance(error, ConfigError):
+            raise _unfit(folder, str(error)) from None
+        what = f"config.json cannot be read ({brief(error)})"
+        raise _unfit(folder, what, "give a folder with a Llama model") from None
 
 
 def _check_same_net(folder: Path, shape: Shape) -> None:
     """Refuses a folder with a net of another shape."""
-    try:
-        wanted = arch_in(folder)
-    except ConfigError as error:
-        raise ConfigError(f"init_from={error}") from None
+    wanted = arch_in(folder)
     ours = shape.model_dump() | {
         "kv_heads": shape.keys,
         "mlp_width": shape.gated,
@@ -262,7 +255,7 @@ def _check_same_net(folder: Path, shape: Shape) -> None:
         del wanted["qk_weights"]  # weights of 1 need not be there
     if other := {key: value for key, value in wanted.items() if ours[key] != value}:
         keys = " ".join(f"arch.{key}={_as_argument(value)}" for key, value in other.items())
-        raise ConfigError(f"init_from={folder}: holds another net; add {keys}")
+        raise _unfit(folder, "holds another net", f"add {keys}")
 
 
 def _as_argument(value: Any) -> str:

@@ -45,23 +45,21 @@ def load(
     net, folder, files, read = find(path, spec, forward_dtype, key)
     if not isinstance(net, kinds):
         raise ConfigError(f"{key}={path}: holds a {type(net).__name__}; {which}")
-    try:
+    with said_of(key):
         return Frozen(net, str(folder), files, read)
-    except ConfigError as error:
-        raise ConfigError(f"{key}={error}") from None  # the message begins with the folder
 
 
 def _run(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
     with said_of(key):
         if not Path(path).exists():
             raise ConfigError(
-                f"checkpoint={path}: no such file or folder; give the folder of a run, or the"
-                " arguments that make one"
+                f"{key}={path}: no such file or folder; give the folder of a run, or the arguments"
+                " that make one"
             )
         if reader.is_weights(Path(path)):
             raise ConfigError(
-                f"checkpoint={path}: a file of weights does not say which net they belong to; give"
-                " the folder of a run"
+                f"{key}={path}: a file of weights does not say which net they belong to; give the"
+                " folder of a run"
             )
         arch = reader.config_in(path).get("arch", {})
         checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
@@ -107,10 +105,8 @@ def _weights_of_run(wide: bool, key: str, files: Sequence[Path]) -> Tensors:
 
 def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
     folder = Path(path)
-    try:
+    with said_of(key):
         arch = llama.arch_in(folder)
-    except ConfigError as error:
-        raise ConfigError(f"{key}={error}") from None
     net = _net(
         {"_target_": "models.language.gpt.GPT", "recompute": False, **arch},
         path,
@@ -124,8 +120,5 @@ def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
 
 def _as_ours(folder: Path, net: GPT, files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
     dtype = next(net.parameters()).dtype
-    try:
-        weights = llama.read(folder, net.shape, len(net.embed_tokens.embedding_weight))
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("init_from=")) from None
+    weights = llama.read(folder, net.shape, len(net.embed_tokens.embedding_weight))
     return ((name, tensor.to(dtype)) for name, tensor in weights.items())

@@ -79,10 +79,8 @@ def config_in(path: str) -> dict[Any, Any]:
     """The configuration of the run that wrote a checkpoint; empty if unknown."""
     config = {} if is_weights(Path(path)) else read_meta(path).get("config", {})
     if "${" in json.dumps(config):  # could read this machine's environment
-        raise ConfigError(
-            f"checkpoint={path}: its configuration has interpolations, which no run writes;"
-            f" {ANOTHER}"
-        )
+        what = "its configuration has interpolations, which no run writes"
+        raise ConfigError(what, key="checkpoint", value=path, remedy=ANOTHER)
     return config
 
 
@@ -103,14 +101,16 @@ def reading(path: Path, read: Callable[[Path], T]) -> T:
             folder = step_folder(path)
             return read(folder)
         except Unreadable as error:
-            problem = f"checkpoint={path}: {folder.name} is damaged ({error}); {ANOTHER}"
+            what = f"{folder.name} is damaged ({error})"
+            problem = ConfigError(what, key="checkpoint", value=path, remedy=ANOTHER)
         except OSError as error:
-            problem = f"checkpoint={path}: cannot be read ({brief(error)}); {ANOTHER}"
+            what = f"cannot be read ({brief(error)})"
+            problem = ConfigError(what, key="checkpoint", value=path, remedy=ANOTHER)
         except ConfigError as error:
-            problem = str(error)
-        if problem == before:  # a run that goes on would have changed it
-            raise ConfigError(problem)
-        before = problem
+            problem = error
+        if str(problem) == before:  # a run that goes on would have changed it
+            raise problem from None
+        before = str(problem)
 
 
 def is_weights(path: Path) -> bool:
@@ -130,8 +130,10 @@ def step_folder(path: Path) -> Path:
         if name := read_pointer(pointer):
             return pointer.parent / name
     raise ConfigError(
-        f"checkpoint={path}: no checkpoint is there; give a run folder, a step_* folder or a"
-        " .safetensors file"
+        "no checkpoint is there",
+        key="checkpoint",
+        value=path,
+        remedy="give a run folder, a step_* folder or a .safetensors file",
     )
 
 
@@ -173,8 +175,11 @@ def _open(
         return read(Checkpoint(path.parent, {next(iter(only or ["model"])): tensors}))
     except Unreadable as error:
         raise ConfigError(
-            f"checkpoint={path}: {error}; what torch.save has written is never unpickled here:"
-            f" convert it once with python -m utils.checkpoint import {path} FOLDER"
+            str(error),
+            key="checkpoint",
+            value=path,
+            remedy="what torch.save has written is never unpickled here: convert it once with"
+            f" python -m utils.checkpoint import {path} FOLDER",
         ) from None
 
 

@@ -88,7 +88,7 @@ def initial_weights(
                 f"init_from={path}: {name} has {len(theirs):,} rows there and {len(own[name]):,}"
                 " here; every row begins as their mean"
             )
-    check_alike(own, weights, f"checkpoint={path}", any_precision=True)
+    check_alike(own, weights, f"init_from={path}", any_precision=True)
     return weights
 
 
@@ -207,8 +207,7 @@ def _load(folder: Path, step: int, saved: Registry, dist: Dist) -> str:
             checkpoint = reader.open_checkpoint(folder, saved.names)
             saved.check(checkpoint.groups, step)
         except ConfigError as error:
-            problem = str(error).removeprefix(f"checkpoint={folder}: ")
-            problem = problem.removesuffix(f"; {reader.ANOTHER}")
+            problem = error.what  # the caller has another checkpoint, or says what to do
     if problem := _first(problem, dist):
         return problem
     if problem := damage_seen_by_any(checkpoint, saved.files(checkpoint.groups), dist):
@@ -333,7 +332,7 @@ def _instead(start: Start, trouble: str, config: Config, say: Callable[[str], No
     if config.eval_only:
         latest = _weights_to_evaluate(Path(str(config.checkpoint)))
         if latest.folder == start.folder:
-            raise ConfigError(f"checkpoint={start.folder}: {trouble}")
+            raise ConfigError(trouble, key="checkpoint", value=start.folder)
         return latest
     if start.continues:
         own = reader.newest_whole(directory / "checkpoints", say, start.step)
@@ -361,8 +360,11 @@ def _same_run(start: Start, config: Config, where: Path) -> Start:
     """A start from a checkpoint of this very run, if it is one."""
     if unsaid := [name for name in STATED if name not in start.meta]:
         raise ConfigError(
-            f"checkpoint={where}: written by another version, without {unsaid[0]!r}; choose another"
-            " run_name, add resume=false to begin again, or init_from to begin with its weights"
+            f"written by another version, without {unsaid[0]!r}",
+            key="checkpoint",
+            value=where,
+            remedy="choose another run_name, add resume=false to begin again, or init_from to begin"
+            " with its weights",
         )
     if changed := _differences(start.meta["config"], config):
         now = " ".join(f"{key}={short(new)}" for key, (_, new) in changed.items())

@@ -104,7 +104,7 @@ def export(path: str, folder: Path) -> str:
     _refuse_existing(folder)
     groups, meta = reader.load(path, ["model", "ema"])
     if "model" not in groups:
-        raise ConfigError(f"checkpoint={path}: holds no model; {reader.ANOTHER}")
+        raise ConfigError("holds no model", key="checkpoint", value=path, remedy=reader.ANOTHER)
     weights, average = groups["model"], groups.get("ema", {})
     for name, tensor in average.items():
         if name.startswith(AVERAGE):
