@@ -1,5 +1,5 @@
-"""Reads files that may be damaged: arrays from `.npy`, and descriptions from JSON; and hashes a
-dataset, so that a run knows its data again.
+"""Reads files that may be damaged: arrays from `.npy`, and descriptions from JSON; loads datasets
+from the hub; and hashes a dataset, so that a run knows its data again.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from utils.errors import short
+from utils.errors import ConfigError, brief, short
 from utils.files import open_plain, read_bytes
 
 T = TypeVar("T")
@@ -63,6 +63,18 @@ def _mapped(path: Path) -> np.ndarray:
     with open_plain(path) as file:
         empty = os.fstat(file.fileno()).st_size == 0
         return np.empty(0, np.uint8) if empty else np.memmap(file, np.uint8, "r")
+
+
+def load_from_hub(where: str, remedy: str, name: str, split: str, **options: Any) -> Any:
+    """Loads a dataset on the hub, or a folder that `datasets` can read. `where` and `remedy` begin
+    and end the error if that fails.
+    """
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(name, split=split, **options)
+    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
+        raise ConfigError(f"{where} cannot be loaded ({brief(error)}); {remedy}") from None
 
 
 def read_json(path: Path, kind: TypeAdapter[T]) -> T:

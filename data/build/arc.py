@@ -70,7 +70,7 @@ def build(options: argparse.Namespace) -> str:
         }
         (folder / TEST_PUZZLES).write_text(json.dumps(tested))
     sizes = ", ".join(
-        f"{len(splits[name].sets['all'].inputs):,} {name} examples" for name in splits
+        f"{len(split.sets['all'].inputs):,} {name} examples" for name, split in splits.items()
     )
     lines = [
         f"{options.output_dir}: {sizes}, {sum(map(len, made)):,} puzzles of {len(tasks)} tasks"
@@ -97,12 +97,11 @@ def make_splits(made: list[Variants]) -> dict[str, PuzzleSplit]:
         pad_id=PAD, ignore_label_id=PAD, blank_identifier_id=0, vocab_size=VOCAB,
         seq_len=CELLS, num_puzzle_identifiers=int(first[-1]), sets=("all",),
     )  # fmt: skip
-    tested = [number for number, one in enumerate(made) if one.task.tested]
-    parts = {"train": [*range(len(made))]} | ({"test": tested} if tested else {})
-    return {
-        split: _split(split, metadata, [(made[number], int(first[number])) for number in part])
-        for split, part in parts.items()
-    }
+    puzzles = [*zip(made, first.tolist(), strict=False)]
+    splits = {"train": _split("train", metadata, puzzles)}
+    if tested := [(one, number) for one, number in puzzles if one.task.tested]:
+        splits["test"] = _split("test", metadata, tested)
+    return splits
 
 
 def _split(split: str, metadata: Metadata, part: Sequence[tuple[Variants, int]]) -> PuzzleSplit:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from data.build.common import Parser, whole
+from data.files import load_from_hub
 from utils.errors import ConfigError, brief
 
 SPLITS = ("train", "test")
@@ -67,18 +68,12 @@ def read_csv(path: Path) -> Iterator[Row]:
 
 def read_hub(name: str, split: str) -> Iterator[Row]:
     """Yields the rows of a dataset on the hub, or of a folder that `datasets` reads."""
-    from datasets import Features, Value, load_dataset
+    from datasets import Features, Value
 
     # answers are digits only: without types they would be read as (far too large) numbers
     features = Features({column: Value("string") for column in ("source", *COLUMNS)})
-    try:
-        rows = load_dataset(name, split=split, features=features)
-    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"--hub {name}: split {split} cannot be loaded ({reason}); download the CSV files and"
-            " use --input-dir"
-        ) from None
+    where, remedy = f"--hub {name}: split {split}", "download the CSV files and use --input-dir"
+    rows = load_from_hub(where, remedy, name, split, features=features)
     for start in range(0, len(rows), 10_000):
         part = rows[start : start + 10_000]
         for row, (question, answer, rating) in enumerate(

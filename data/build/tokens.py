@@ -32,6 +32,7 @@ from utils.errors import ConfigError, exit_status
 TOGETHER = 1 << 20
 FILE = 1 << 26  # tokens
 SPLITS = ("train", "val")
+WANTED = "give text, .jsonl or .parquet files, or a folder of them"
 
 Document = tuple[str, int]  # its text, and its size in the input
 
@@ -47,15 +48,9 @@ def find_files(key: str, inputs: Sequence[str]) -> list[Path]:
         elif os.path.exists(name):
             paths.append(Path(name))
         else:
-            raise ConfigError(
-                f"{key} {name}: no such file or folder; give text, .jsonl or .parquet files, or a"
-                " folder of them"
-            )
+            raise ConfigError(f"{key} {name}: no such file or folder; {WANTED}")
     if not paths:
-        raise ConfigError(
-            f"{key} {' '.join(inputs)}: holds no files; give text, .jsonl or .parquet files, or a"
-            " folder of them"
-        )
+        raise ConfigError(f"{key} {' '.join(inputs)}: holds no files; {WANTED}")
     return paths
 
 
@@ -116,6 +111,36 @@ class TokenWriter:
             self.files[name], self._held = len(tokens), []
 
 
+def write_tokens(
+    folder: Path, tokenizer: Tokenizer, documents: Iterator[tuple[str, str, int]], total: int
+) -> tuple[dict[str, dict[str, int]], int, bool]:
+    """Writes the tokens of both splits. Returns the tokens in each file, the bytes of the text, and
+    whether its tokens stand for as many. `total` is the size of the input, if it is known.
+    """
+    sizes = np.array(tokenizer.token_bytes)
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
+    writers = {split: TokenWriter(folder, split, dtype) for split in SPLITS}
+    begin = np.array([] if tokenizer.begin is None else [tokenizer.begin], np.uint32)
+    text_bytes = bytes_of_tokens = 0
+    with progress(total or None, "B", scale=True) as bar:
+        for batch in batches_of(documents):
+            pieces: dict[str, list] = {split: [] for split in SPLITS}
+            encoded = tokenizer.encode([text for _, text, _ in batch])
+            for (split, text, size), ids in zip(batch, encoded, strict=True):
+                if text:
+                    pieces[split] += [begin, ids]
+                    text_bytes += len(text.encode(errors="surrogatepass"))
+                    bytes_of_tokens += int(sizes[ids].sum())
+                bar.update(size)
+            for split in SPLITS:
+                if pieces[split]:
+                    writers[split].add(np.concatenate(pieces[split]))
+    for writer in writers.values():
+        writer.write()
+    files = {split: writers[split].files for split in SPLITS}
+    return files, text_bytes, text_bytes == bytes_of_tokens
+
+
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
     if not 0 <= options.val_share < 1:
@@ -135,28 +160,9 @@ def build(options: argparse.Namespace) -> str:
 
     with new_folder(options.output_dir) as folder:
         tokenizer = _tokenizer(options, documents)
-        sizes = np.array(tokenizer.token_bytes)
-        dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-        writers = {split: TokenWriter(folder, split, dtype) for split in SPLITS}
-        begin = np.array([] if tokenizer.begin is None else [tokenizer.begin], np.uint32)
-        size = stood_for = 0  # bytes of text, and those that its tokens stand for
         total = sum(path.stat().st_size for path in paths)
-        with progress(total or None, "B", scale=True) as bar:
-            for batch in batches_of(documents()):
-                tokens: dict[str, list] = {split: [] for split in SPLITS}
-                encoded = tokenizer.encode([text for _, text, _ in batch])
-                for (split, text, taken), ids in zip(batch, encoded, strict=True):
-                    if text:
-                        tokens[split] += [begin, ids]
-                        size += len(text.encode(errors="surrogatepass"))
-                        stood_for += int(sizes[ids].sum())
-                    bar.update(taken)
-                for split, pieces in tokens.items():
-                    if pieces:
-                        writers[split].add(np.concatenate(pieces))
-        for writer in writers.values():
-            writer.write()
-        if not writers["train"].files:
+        files, text_bytes, exact = write_tokens(folder, tokenizer, documents(), total)
+        if not files["train"]:
             where = options.hub or " ".join(options.input)
             raise ConfigError(
                 f"{where}: no text is left for training; give more, or a smaller --val-share than"
@@ -166,21 +172,18 @@ def build(options: argparse.Namespace) -> str:
             "vocab_size": tokenizer.vocab_size,
             "tokenizer": tokenizer.name,
             "begin_token": tokenizer.begin,
-            "files": writers["train"].files | writers["val"].files,
-            "token_bytes": list(tokenizer.token_bytes) if size == stood_for else [],
+            "files": files["train"] | files["val"],
+            "token_bytes": list(tokenizer.token_bytes) if exact else [],
         }
         (folder / "dataset.json").write_text(json.dumps(description) + "\n")
         if isinstance(tokenizer, FromFile):
             (folder / "tokenizer.json").write_bytes(tokenizer.content)
-    train, val = (sum(writers[split].files.values()) for split in SPLITS)
-    exact = (
-        ""
-        if size == stood_for
-        else "; this tokenizer changes the text, so there will be no bits per byte"
-    )
+    train, val = (sum(files[split].values()) for split in SPLITS)
+    note = "" if exact else "; this tokenizer changes the text, so there will be no bits per byte"
     return (
         f"{options.output_dir}: {train:,} tokens for training, {val:,} held out,"
-        f" {size / (train + val):.3f} bytes per token, vocabulary {tokenizer.vocab_size:,}{exact}"
+        f" {text_bytes / (train + val):.3f} bytes per token, vocabulary {tokenizer.vocab_size:,}"
+        f"{note}"
     )
 
 

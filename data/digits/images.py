@@ -16,7 +16,7 @@ import torch
 from contract import Arrays, Evaluator, Examples, RunSettings, Spec
 from data.digits.evaluators import Confusion, Mistakes
 from data.example_text import ExampleText
-from data.files import content_hash
+from data.files import content_hash, load_from_hub
 from data.order import EpochSource
 from utils.errors import ConfigError, brief
 from utils.files import read_bytes
@@ -106,19 +106,10 @@ def _scikit_learns_table() -> np.ndarray:
 
 
 def _from_hub(split: str) -> Images:
-    from datasets import load_dataset
-
-    try:
-        rows = load_dataset(MNIST_HUB, split=split)
-    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"data=mnist: {MNIST_HUB} cannot be loaded ({reason}); give data_path=FOLDER with the"
-            " idx files"
-        ) from None
-    return np.stack([np.asarray(image, np.uint8) for image in rows["image"]]), np.asarray(
-        rows["label"], np.uint8
-    )
+    remedy = "give data_path=FOLDER with the idx files"
+    rows = load_from_hub(f"data=mnist: {MNIST_HUB}", remedy, MNIST_HUB, split)
+    images = np.stack([np.asarray(image, np.uint8) for image in rows["image"]])
+    return images, np.asarray(rows["label"], np.uint8)
 
 
 def _from_folder(folder: Path, split: str) -> Images:

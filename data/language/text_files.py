@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data.files import content_hash
+from data.files import content_hash, load_from_hub
 from utils.errors import ConfigError, RankError, brief
 from utils.files import open_plain
 
@@ -52,18 +52,9 @@ class HubTexts:
     """The files of a dataset on the hub, or of a folder that `datasets` can read."""
 
     def __init__(self, key: str, name: str, split: str, field: str) -> None:
-        from datasets import load_dataset
-
-        self.where = f"{key}{name}"
-        self._field = field
-        try:
-            self._dataset: Any = load_dataset(name, split=split, streaming=True)
-        except Exception as error:
-            # `datasets` and the hub's client raise many kinds of errors
-            raise ConfigError(
-                f"{self.where}: split {split} cannot be read ({brief(error)}); correct it, or"
-                " download the files"
-            ) from None
+        self.where, self._field = f"{key}{name}", field
+        where, remedy = f"{self.where}: split {split}", "correct it, or download the files"
+        self._dataset = load_from_hub(where, remedy, name, split, streaming=True)
 
     def __len__(self) -> int:
         return self._dataset.num_shards
