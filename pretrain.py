@@ -22,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from contract import Arrays, Batch, Context, Noise, Objective, Prediction
-from data.source import known_parts, source_of
+from data.source import fingerprints_of, source_of
 from data.stream import Cursors, ShardStream, eval_batches, read_shards, to_tensors, train_loader
 from models import laws
 from models.objective import (
@@ -74,13 +74,14 @@ def app(raw: DictConfig) -> float | None:
 def pretrain(cfg: Config) -> float | None:
     """Trains or evaluates one run. Returns the objective metric on every rank, for sweepers."""
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
-    signals.defer()
+    signals.defer()  # a request to stop waits for the end of a step, where all ranks save
     cfg = with_needed_runs(config.publish(cfg, dist), dist, pretrain)
     hardware.tune(cfg.exact)
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
+        # a launcher that starts a failed run again must not begin it afresh, whatever resume= says
         again = started_again(Path(cfg.checkpoint_path))
         start = resume.find(cfg, dist, run.say, again)
-        # planned for GPUs that are elsewhere
+        # a plan for GPUs that are elsewhere counts with their type
         best = "bfloat16" if cfg.plan_cards else hardware.forward_dtype(dist.device)
         cfg = resume.with_arithmetic(cfg, start, dist, best)
         trainer = Trainer(cfg, dist, run, is_new=start.folder is None and not cfg.eval_only)
@@ -105,14 +106,17 @@ class Trainer:
         """`is_new`: no checkpoint is restored, so the run begins with this net's weights."""
         self.cfg, self.dist, self.run, self.is_new = cfg, dist, run, is_new
         self.owned = dist.owned_shards(cfg.shards)
-        with dist.main_first():  # it may fill a cache
+        with dist.main_first():  # rank 0 may fill a cache, which the others then read
             self.source = source_of(cfg.plain())
         with dist.agreed():
-            self.known = known_parts(self.source, None if cfg.eval_only else self.owned[0])
+            self.fingerprints = fingerprints_of(
+                self.source, None if cfg.eval_only else self.owned[0]
+            )
             if cfg.check and is_new:
                 laws.check_source(self.source, cfg.shards, self.owned[0], dist.device)
-        check_same_data(self.known, cfg.data_path, dist)
-        with dist.agreed():
+        # ranks on hosts with other files would train on a mixture, without any error
+        check_same_data(self.fingerprints, cfg.data_path, dist)
+        with dist.agreed():  # an error on one rank ends all
             self.sync: Sync = make(cfg.sync, "sync")
         if cfg.plan:
             self.cfg = self.with_plan()
@@ -205,7 +209,9 @@ class Trainer:
         frozen, wandb_id = frozen_files(self.objective), self.run.wandb_id
         device = self.dist.device.type
         config, compiled = self.cfg.plain(), self.cfg.compile is True
-        return Origin(config, self.known, wandb_id, lr, frozen, compile=compiled, device=device)
+        return Origin(
+            config, self.fingerprints, wandb_id, lr, frozen, compile=compiled, device=device
+        )
 
     @property
     def shard_size(self) -> int:
@@ -397,28 +403,47 @@ class Trainer:
         objective, sync, agreement = self.objective, self.sync, self.agreement
         progress, logs = self.step / self.total_steps, self.is_logged(self.step + 1)
         sync.zero()
+
+        # All that a micro-batch begins with follows from the seed, the step and its shards, so that
+        # neither the number of ranks nor that of micro-batches changes a result.
         inputs = []
         for i, (shards, batch) in enumerate(zip(self.shard_groups, micro_batches, strict=True)):
             carry = self.carries.get(i, partial(objective.initial_carry, batch))
             noise = Noise(self.cfg.seed, self.step, shards, self.dist.device)
             inputs.append((batch, carry, Context(progress, noise)))
+
+        # A loss of the whole batch, such as a contrastive one, needs sums over all ranks before its
+        # first forward pass. Most need none, and then nothing is sent.
         with torch.no_grad():
-            totals = sync.sum_statistics([statistics_of(objective, *each) for each in inputs])
+            totals = sync.sum_statistics([statistics_of(objective, *given) for given in inputs])
+
+        # Gradients add up over micro-batches. A sync may send them from within the last backward
+        # pass; the others send nothing before `finish`.
         outputs = []
         for i, (batch, carry, context) in enumerate(inputs):
             with sync.backward(last=i == len(inputs) - 1):
                 outputs.append(self.wrapped(batch, carry, replace(context, totals=totals)))
                 outputs[-1].loss.backward()
-        loss_weights = [out.weight for out in outputs]
+
+        # The one division, by the weight of the whole batch: a mean of the ranks' means would
+        # depend on who had how many tokens.
+        weight = sync.finish([out.weight for out in outputs])
+
+        # All ranks learn whether the step is finite on every rank, so that all skip it or none. On
+        # CUDA they read that one step later, because the host does not wait for the device.
         row_grads = [grad for optimizer in self.sparse for grad in optimizer.local_grads()]
-        checked = {"the loss's weight": sync.finish(loss_weights)}
+        checked = {"the loss's weight": weight}
         checked |= {name: p.grad for name, p in sync.parameters.items() if p.grad is not None}
         agreement.ask(self.step + 1, checked, row_grads, self.checkpointer.requests())
         if reason := agreement.read(except_last=agreement.lag):
             self.skip(reason)
             return
+
+        # By shard, not by rank: the meter adds its rows in one order at any number of ranks.
         for shards, out in zip(self.shard_groups, outputs, strict=True):
             self.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
+
+        # From here on, every rank does the same to the same weights, or to its share of them.
         if logs:
             self.norms.before_update()
         if self.cfg.grad_clip is not None:

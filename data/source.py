@@ -14,10 +14,10 @@ from utils.command.instantiate import make
 from utils.errors import ConfigError, full_name, kind_of
 from utils.noise import seeded
 
-KNOWN_ROWS = 8  # of each evaluation set, by which a run recognises it, with its length
+COMPARED_ROWS = 8  # of each evaluation set, by which a run recognises it, with its length
 
 
-def known_parts(source: Source, shard: int | None) -> dict[str, str]:
+def fingerprints_of(source: Source, shard: int | None) -> dict[str, str]:
     """Returns texts by which a run recognises its data, one for each part: a hash of the first
     step's first shard, and the length of each evaluation set with a hash of its first rows.
 
@@ -37,7 +37,7 @@ def known_parts(source: Source, shard: int | None) -> dict[str, str]:
         where, rows = f"{full_name(source)}.eval_sets: {name}", dict[str, np.ndarray]()
         if not hasattr(examples, "read"):
             raise ConfigError(f"{where}: is {kind_of(examples)}; give contract.Examples")
-        if count := min(KNOWN_ROWS, len(examples)):
+        if count := min(COMPARED_ROWS, len(examples)):
             rows = check_batch(where, examples.read(np.arange(count)), count)
         parts[EVALUATED + name] = f"{number} {len(examples)} {content_hash(rows)}"
     return parts

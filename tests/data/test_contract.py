@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from contract import IGNORE, Arrays
-from data.source import known_parts
+from data.source import fingerprints_of
 from data.stream import eval_batches
 from tests.data.language.token_helpers import write_corpus
 from tests.data.recursive.helpers import ragged_groups, write_dataset
@@ -71,11 +71,11 @@ def test_batches_are_functions_of_seed_step_and_shard(name: str, folders: Path) 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_longer_run_is_on_the_same_data(name: str, folders: Path) -> None:
-    one = known_parts(made(name, folders), 0)
+    one = fingerprints_of(made(name, folders), 0)
     for longer in ({"epochs": 18}, {"eval_every_steps": 3}, {"max_steps": 99}):
         if SOURCES[name][1].get("epochs") or "epochs" not in longer:
-            assert known_parts(made(name, folders, **longer), 0) == one
-    assert known_parts(made(name, folders, seed=4), 0) != one
+            assert fingerprints_of(made(name, folders, **longer), 0) == one
+    assert fingerprints_of(made(name, folders, seed=4), 0) != one
 
 
 @pytest.mark.parametrize("name", SOURCES)

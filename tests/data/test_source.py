@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from contract import Examples, RunLength, Source, Spec
-from data.source import check_batch, known_parts
+from data.source import check_batch, fingerprints_of
 from data.stream import read_shards
 from utils.errors import ConfigError
 
@@ -63,7 +63,7 @@ def rows(count: int, first: float = 0.0) -> dict[str, np.ndarray]:
 
 
 def test_a_run_knows_its_first_batch_and_of_each_evaluation_set_the_length_and_first_rows() -> None:
-    known = known_parts(MySource(val=rows(20), empty=[]), 5)
+    known = fingerprints_of(MySource(val=rows(20), empty=[]), 5)
     assert [*known] == [
         "the dataset", "the first training batch",
         "the evaluation set val", "the evaluation set empty",
@@ -73,15 +73,15 @@ def test_a_run_knows_its_first_batch_and_of_each_evaluation_set_the_length_and_f
         (MySource(val=rows(20, 1), empty=[]), "the evaluation set val"),
         (MySource(val=rows(21), empty=[]), "the evaluation set val"),
     ]:
-        now = known_parts(changed, 5)
+        now = fingerprints_of(changed, 5)
         assert [name for name in known if now[name] != known[name]] == [part]
-    other_order = known_parts(MySource(empty=[], val=rows(20)), 5)
+    other_order = fingerprints_of(MySource(empty=[], val=rows(20)), 5)
     assert other_order["the evaluation set val"] != known["the evaluation set val"]
 
 
 def test_every_rank_asks_for_one_shard_but_begins_no_stream_of_another_rank() -> None:
     for source, shard, asked in [(MySource(), 5, [0]), (Stream(), 5, [5]), (MySource(), None, [])]:
-        known = known_parts(source, shard)
+        known = fingerprints_of(source, shard)
         assert source.asked == asked
         assert ("the first training batch" in known) == (asked == [0])
 
@@ -103,25 +103,25 @@ def test_a_batch_that_is_none_is_one_line(batch: Any, line: str) -> None:
     with pytest.raises(ConfigError, match=f"^my.Source: {re.escape(line)}"):
         check_batch("my.Source", batch)
     with pytest.raises(ConfigError, match=rf"MySource.train_batch: {re.escape(line)}"):
-        known_parts(MySource(lambda shard: batch), 0)
+        fingerprints_of(MySource(lambda shard: batch), 0)
 
 
 def test_an_evaluation_set_that_returns_other_rows_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"OneRow.eval_sets: val: inputs has 1 rows, not 8"):
-        known_parts(WithOneRow(), 0)
+        fingerprints_of(WithOneRow(), 0)
 
 
 def test_examples_that_are_tuples_or_of_several_lengths_are_one_line() -> None:
     bare = MySource()
     bare.eval_sets = lambda: {"val": rows(9)}  # type: ignore[method-assign,assignment,return-value]
     with pytest.raises(ConfigError, match=r"MySource.eval_sets: val: is a dict; give contract.Ex"):
-        known_parts(bare, 0)
+        fingerprints_of(bare, 0)
     with pytest.raises(ConfigError, match=r"Pairs.__getitem__: returns a tuple; return a dict by"):
-        known_parts(MySource(val=Pairs()), 0)
+        fingerprints_of(MySource(val=Pairs()), 0)
     ragged = [{"inputs": np.zeros(length)} for length in (3, 3, 4)]
     line = r"list.__getitem__: inputs has another shape in some examples than in others; pad it"
     with pytest.raises(ConfigError, match=line):
-        known_parts(MySource(val=ragged), 0)
+        fingerprints_of(MySource(val=ragged), 0)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4)])
