@@ -32,10 +32,9 @@ def adamw_matrices(
     """Adam with decoupled decay on matrices alone, in one kernel for all of a step."""
     beta1, beta2 = betas
     named = list(params)
-    decays, others = (
-        [each for each in named if (each[1].ndim > 1) == wanted] for wanted in (True, False)
-    )
-    groups: list[dict[str, Any]] = [{"params": decays}, {"params": others, "weight_decay": 0.0}]
+    matrices = [(name, parameter) for name, parameter in named if parameter.ndim > 1]
+    others = [(name, parameter) for name, parameter in named if parameter.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=lr,

@@ -38,31 +38,59 @@ def build_dense(
 
 
 def claimed(config: Any, names: Iterable[str]) -> list[tuple[Mapping[str, Any], list[str]]]:
-    """Returns each entry of `optim.dense` with the parameters that its pattern claims."""
+    """Returns each entry of `optim.dense` with the parameters that its pattern claims: it is the
+    first one that matches their whole names.
+    """
     entries = plain(config)
     if not isinstance(entries, list):
         raise ConfigError(
             f"optim.dense={short(entries)}: must be a list of entries with the keys match and"
             " optimizer"
         )
-    for number, entry in enumerate(entries):
-        if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
+    patterns = [_pattern_of(number, entry) for number, entry in enumerate(entries)]
+    claims: list[list[str]] = [[] for _ in entries]
+    names = list(names)
+    for name in names:
+        matching = (number for number, pattern in enumerate(patterns) if pattern.fullmatch(name))
+        first = next(matching, None)
+        if first is None:
             raise ConfigError(
-                f"optim.dense[{number}]={entry}: an entry has exactly the keys match and optimizer"
+                f"optim.dense: no pattern matches parameter {name}; add an entry, for example"
+                " match: '.*' as the last one"
             )
-        if not isinstance(entry["match"], str):
-            raise ConfigError(
-                f"optim.dense[{number}].match={short(entry['match'])}: must be a regular expression"
-                " in quotes, as '.*'"
-            )
-    return list(zip(entries, claims([entry["match"] for entry in entries], names), strict=True))
+        claims[first].append(name)
+    for number, (pattern, claim) in enumerate(zip(patterns, claims, strict=True)):
+        if not claim:
+            why = f"matches no parameter; names look like {names[:1]}"
+            if any(pattern.fullmatch(name) for name in names):
+                why = "earlier patterns claim all it matches; move it up"
+            raise ConfigError(f"optim.dense[{number}].match={pattern.pattern}: {why} or remove it")
+    return list(zip(entries, claims, strict=True))
+
+
+def _pattern_of(number: int, entry: Any) -> re.Pattern[str]:
+    """Returns the pattern of an entry of `optim.dense`, or says what is wrong with the entry."""
+    key = f"optim.dense[{number}]"
+    if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
+        raise ConfigError(f"{key}={entry}: an entry has exactly the keys match and optimizer")
+    pattern = entry["match"]
+    if not isinstance(pattern, str):
+        raise ConfigError(
+            f"{key}.match={short(pattern)}: must be a regular expression in quotes, as '.*'"
+        )
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"{key}.match={pattern}: not a regular expression ({error}); correct it"
+        ) from None
 
 
 def _check_takes_all(key: str, made: Any, named: Mapping[str, nn.Parameter]) -> None:
     """Raises ConfigError unless this is an optimizer of all these parameters."""
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"{key}: makes a {type(made).__name__}; make a torch.optim.Optimizer")
-    taken = {id(each) for group in made.param_groups for each in group["params"]}
+    taken = {id(parameter) for group in made.param_groups for parameter in group["params"]}
     if left := [name for name, parameter in named.items() if id(parameter) not in taken]:
         raise ConfigError(
             f"{key}: {type(made).__name__} leaves out {left[0]}, which would never train; give it"
@@ -81,45 +109,6 @@ def build_sparse(
         return []
     optimizer = make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist)
     return [_with_base_lr(optimizer, "optim.sparse")]
-
-
-def claims(patterns: Sequence[str], names: Iterable[str]) -> list[list[str]]:
-    """Returns the names that each pattern claims: the first that matches a whole name."""
-    compiled = [
-        _compiled(f"optim.dense[{number}].match", pattern)
-        for number, pattern in enumerate(patterns)
-    ]
-    claimed: list[list[str]] = [[] for _ in patterns]
-    names = list(names)
-    for name in names:
-        owner = next(
-            (number for number, pattern in enumerate(compiled) if pattern.fullmatch(name)), None
-        )
-        if owner is None:
-            raise ConfigError(
-                f"optim.dense: no pattern matches parameter {name}; add an entry, for example"
-                " match: '.*' as the last one"
-            )
-        claimed[owner].append(name)
-    for number, (pattern, claim) in enumerate(zip(compiled, claimed, strict=True)):
-        if not claim:
-            late = any(pattern.fullmatch(name) for name in names)
-            why = (
-                "earlier patterns claim all it matches; move it up"
-                if late
-                else f"matches no parameter; names look like {names[:1]}"
-            )
-            raise ConfigError(f"optim.dense[{number}].match={pattern.pattern}: {why} or remove it")
-    return claimed
-
-
-def _compiled(key: str, pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"{key}={pattern}: not a regular expression ({error}); correct it"
-        ) from None
 
 
 def _with_base_lr(optimizer: Any, key: str) -> Any:

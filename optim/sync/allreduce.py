@@ -18,8 +18,9 @@ The rank adds up its branch, and the upper part of the tree adds up the ranks' s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class AllReduce(Sync):
 
     name = "allreduce"
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
+    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
         """Lays out the buffers. Returns the objective itself."""
         super().wrap(objective, dist)
         self.buffers: list[Tensor] = []
@@ -95,7 +96,7 @@ class ExactAllReduce(AllReduce):
         self._branches: list[list[Tensor]] = []
         self._shards_done = 0
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
+    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
         """Lays out the buffers, and the rank's branch of the tree."""
         ranks = dist.world_size
         refused = "the configuration check should have refused this"
@@ -126,8 +127,8 @@ class ExactAllReduce(AllReduce):
         seen = f"{self._shards_done} of {len(self._merges)} shards were seen"
         assert len(self._branches) == 1, seen
         for buffer, branch in zip(self.buffers, self._branches.pop(), strict=True):
-            for part, own in zip(buffer.split(PART), branch.split(PART), strict=True):
-                part.copy_(self.over_ranks(own))
+            for total, of_rank in zip(buffer.split(PART), branch.split(PART), strict=True):
+                total.copy_(self.over_ranks(of_rank))
 
     def over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
         """Returns the sum of this rank's branch."""

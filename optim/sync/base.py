@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,8 @@ class Sync:
     parameters: dict[str, nn.Parameter]
     dist: Dist
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """Prepares the objective for this sync and returns the module that training calls.
+    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
+        """Prepares the objective for this sync, and returns what training calls in its place.
 
         Called once, before any optimizer is built. All else calls the objective itself.
         """
@@ -57,16 +58,12 @@ class Sync:
             return {}
         like = statistics[0]
         names = sorted(like)
-        assert all(sorted(each) == names for each in statistics), (
-            "statistics must have the same names in every micro-batch"
-        )
-
-        def in_one_row(named: Mapping[str, Tensor]) -> Tensor:
+        rows = []  # all statistics of a micro-batch, in one tensor
+        for named in statistics:
+            assert sorted(named) == names, "names must be the same in every micro-batch"
             values = [named[name].detach() for name in names]
             wide = [value.to(self.dist.device, torch.float64).flatten() for value in values]
-            return torch.cat(wide)
-
-        rows = [in_one_row(each) for each in statistics]
+            rows.append(torch.cat(wide))
         with self._waited.running():
             total = self.over_ranks(self.over_micro_batches(rows))
         pieces = total.split([like[name].numel() for name in names])

@@ -34,21 +34,20 @@ class DDP(Sync):
         ],
         static_graph: Annotated[bool, Doc("for nets that do the same in every step")],
     ) -> None:
-        self._bucket_mb, self._finds_unused, self._static = (
-            bucket_mb,
-            find_unused_parameters,
-            static_graph,
-        )
+        self._bucket_mb, self._static = bucket_mb, static_graph
+        self._finds_unused = find_unused_parameters
         self._net: DistributedDataParallel | None = None
         self._missing = 0  # elements of gradients that are not sent yet in this step
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> nn.Module:
-        """Returns a module that calls the objective through DDP, from the first step on."""
+    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
+        """Returns a function that calls the objective through DDP, from the first step on."""
         super().wrap(objective, dist)
         self._inside = LossAndOutput(objective)
-        return CallsFunction(
-            lambda *given: with_loss(*(self._inside if self._net is None else self._net)(*given))
-        )
+        return self._call
+
+    def _call(self, *arguments: Any) -> Any:
+        net = self._inside if self._net is None else self._net
+        return with_loss(*net(*arguments))
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
@@ -111,17 +110,9 @@ class LossAndOutput(nn.Module):
         super().__init__()
         self.objective = objective
 
-    def forward(self, *given: Any) -> tuple[Tensor, Any]:
-        out = self.objective(*given)
+    def forward(self, *arguments: Any) -> tuple[Tensor, Any]:
+        out = self.objective(*arguments)
         return out.loss, with_loss(out.loss.detach(), out)
-
-
-class CallsFunction(nn.Module):
-    """A module whose forward pass is a given function."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = function
 
 
 def with_loss(loss: Tensor, out: Any) -> Any:

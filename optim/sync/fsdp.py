@@ -46,7 +46,7 @@ class FSDP(Sync):
     ) -> None:
         self._reshards = reshard_after_forward
 
-    def wrap(self, objective: Any, dist: Dist) -> nn.Module:
+    def wrap(self, objective: Any, dist: Dist) -> Callable[..., Any]:
         """Splits the parameters. Returns the objective, whose methods gather them from now on."""
         trained = [p for p in objective.parameters() if p.requires_grad]
         if len(kinds := {p.dtype for p in trained}) > 1 or any(p.ndim == 0 for p in trained):
@@ -65,10 +65,8 @@ class FSDP(Sync):
         self._root: Any = fully_shard(
             root, mesh=self._mesh, reshard_after_forward=False, ignored_params=frozen
         )
-        self._units: list[Any] = [
-            module for module in root.modules() if isinstance(module, FSDPModule)
-        ]
-        for unit in self._units:
+        self._units: list[Any] = [m for m in root.modules() if isinstance(m, FSDPModule)]
+        for unit in self._units:  # sums in place of means
             unit.set_custom_reduce_scatter(SummingReduceScatter())
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
@@ -113,7 +111,7 @@ class FSDP(Sync):
         if not owners or tuple(shape) not in (owners[0].shape, owners[0].to_local().shape):
             return None
         owner = owners[0]
-        first = min(self.dist.rank * -(-len(owner) // self.dist.world_size), len(owner))
+        first = min(self.dist.rank * self._most_rows(len(owner)), len(owner))
         return RowRange(first, first + len(owner.to_local()), len(owner))
 
     def whole(self, name: str, share: Tensor) -> tuple[Tensor, int]:
@@ -121,10 +119,14 @@ class FSDP(Sync):
         if name not in self._split:
             return super().whole(name, share)
         length = len(self._split[name])
-        rows = -(-length // self.dist.world_size)
+        rows = self._most_rows(length)
         padded = share.new_zeros(rows, *share.shape[1:])
         padded[: len(share)] = share
         return torch.cat(self.dist.all_gather(padded))[:length], rows * self.dist.rank
+
+    def _most_rows(self, length: int) -> int:
+        """Returns how many rows of so many a rank holds; the last ranks may hold fewer."""
+        return -(-length // self.dist.world_size)
 
     def sum_gradients(self) -> None:
         """Gives each share its gradient, which FSDP has summed."""
@@ -142,39 +144,40 @@ class FSDP(Sync):
 
     def _route_calls(self, objective: Any) -> None:
         """Makes calls of the objective go through the outer unit, whose hooks gather weights."""
-        forward, predict, statistics, evaluators = (
-            objective.forward,
-            objective.predict,
-            objective.statistics,
-            objective.evaluators,
-        )
+        forward, statistics = objective.forward, self._through_root(objective.statistics)
+        has_statistics = True  # until the first batch has none; then no batch has any
 
-        def loss_and_output(*given: Any) -> tuple[Tensor, Any]:
-            out = forward(*given)
+        def loss_and_output(*arguments: Any) -> tuple[Tensor, Any]:
+            out = forward(*arguments)
             return out.loss, with_loss(out.loss.detach(), out)
 
-        known: dict[str, bool] = {}
+        def routed_forward(*arguments: Any) -> Any:
+            # the loss by itself, as FSDP hangs its hooks on tensors that it finds in a tuple
+            return with_loss(*self._root(loss_and_output, *arguments))
 
-        def sums(*given: Any) -> dict[str, Tensor]:
-            if known.get("empty"):  # then every batch has none: gather nothing
-                return {}
-            result = self._and_release(statistics, *given)
-            known["empty"] = not result
+        def routed_statistics(*arguments: Any) -> dict[str, Tensor]:
+            nonlocal has_statistics
+            result = statistics(*arguments) if has_statistics else {}  # which gathers nothing
+            has_statistics = bool(result)
             return result
 
-        objective.forward = lambda *given: with_loss(*self._root(loss_and_output, *given))
-        objective.predict = lambda batch: self._and_release(predict, batch)
-        objective.statistics = sums
-        # some read weights
-        objective.evaluators = lambda row: self._and_release(evaluators, row)
+        objective.forward, objective.statistics = routed_forward, routed_statistics
+        objective.predict = self._through_root(objective.predict)
+        objective.evaluators = self._through_root(objective.evaluators)  # some read weights
 
-    def _and_release(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls through the outer unit, then releases weights, as no backward pass will."""
-        with self.dist.waiting():
-            result = self._root(call, *given)
-        for unit in self._units:
-            unit.reshard()
-        return result
+    def _through_root(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that makes this call through the outer unit, and then releases the
+        weights, as no backward pass will.
+        """
+
+        def routed(*arguments: Any) -> Any:
+            with self.dist.waiting():
+                result = self._root(call, *arguments)
+            for unit in self._units:
+                unit.reshard()
+            return result
+
+        return routed
 
 
 class OuterUnit(nn.Module):
@@ -184,8 +187,8 @@ class OuterUnit(nn.Module):
         super().__init__()
         self.objective = objective
 
-    def forward(self, call: Callable[..., Any], *given: Any) -> Any:
-        return call(*given)
+    def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return call(*arguments)
 
 
 class SummingReduceScatter:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from contract import Objective, StepOut
+from contract import Context, Noise, Objective, StepOut
 from optim.averages import EMA
 from optim.builtin import adamw
 from optim.optimizer_state import VALUES, OptimizerState
@@ -23,6 +23,7 @@ from utils.errors import ConfigError, RunError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
+NOTHING = Context(0.0, Noise(0, 0, [0]))
 WAYS: dict[str, Callable[[], Sync]] = {
     "ddp": partial(make_sync, "ddp"),
     "ddp that searches": partial(make_sync, "ddp", find_unused_parameters=True),
@@ -62,10 +63,10 @@ def parameters_may_be_left_out(dist: Dist) -> None:
         step_of(sync, sync.wrap(Tiny(reach_all=False), dist))
 
 
-def step_of(sync: Sync, wrapped: nn.Module, width: int = 5) -> None:
+def step_of(sync: Sync, wrapped: Callable[..., Any], width: int = 5) -> None:
     sync.zero()
     with sync.backward(last=True):
-        wrapped({"x": torch.ones(width)}, None, None).loss.backward()
+        wrapped({"x": torch.ones(width)}, None, NOTHING).loss.backward()
     sync.finish([1.0])
 
 
