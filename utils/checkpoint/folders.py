@@ -81,7 +81,7 @@ def retire(directory: Path, step: int, keep: int | None, say: Callable[[str], No
     if keep is None:
         return
     steps = steps_in(directory)
-    kept = {f"step_{number}" for number in [each for each in steps if each <= step][:keep]}
+    kept = {f"step_{number}" for number in [other for other in steps if other <= step][:keep]}
     kept.add(read_pointer(directory / "best"))
     for name in [f"step_{number}" for number in steps]:
         if name not in kept:

@@ -97,7 +97,7 @@ class Stored:
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.slices)
+        return sum(piece.size for piece in self.slices)
 
     @property
     def meta(self) -> Tensor:
@@ -117,7 +117,9 @@ class Stored:
     def holding(self, first: int, stop: int) -> list[FileSlice]:
         """The slices that hold some of these rows."""
         return [
-            each for each in self.slices if max(first, each.rows.first) < min(stop, each.rows.stop)
+            piece
+            for piece in self.slices
+            if max(first, piece.rows.first) < min(stop, piece.rows.stop)
         ]
 
     def read(self, first: int = 0, stop: int | None = None) -> Tensor:
@@ -142,15 +144,15 @@ class Stored:
         rows = len(out) if out.ndim else 1
         size = out.nbytes // rows
         content = content_of(out)
-        for each in self.holding(first, first + rows):
-            begin, end = max(first, each.rows.first), min(first + rows, each.rows.stop)
+        for piece in self.holding(first, first + rows):
+            begin, end = max(first, piece.rows.first), min(first + rows, piece.rows.stop)
             into = content[(begin - first) * size : (end - first) * size]
-            with open_plain(each.file) as stream:
-                stream.seek(each.start + (begin - each.rows.first) * size)
+            with open_plain(piece.file) as stream:
+                stream.seek(piece.start + (begin - piece.rows.first) * size)
                 while into and (count := stream.readinto(into)):
                     into = into[count:]
             if into:
-                raise Unreadable(each.file, "cut short")
+                raise Unreadable(piece.file, "cut short")
 
 
 def content_of(tensor: Tensor) -> memoryview:
@@ -221,20 +223,20 @@ def find_tensors(files: Iterable[Path]) -> dict[str, Stored]:
     """Returns the tensors in these files. Raises Unreadable unless they hold every row once."""
     tensors: dict[str, Stored] = {}
     for file in files:
-        for name, each in read_header(file).items():
-            shape = (each.rows.of, *each.shape[1:]) if each.shape else ()
-            stored = tensors.setdefault(name, Stored(each.dtype, shape))
-            if (stored.dtype, stored.shape) != (each.dtype, shape):
+        for name, piece in read_header(file).items():
+            shape = (piece.rows.of, *piece.shape[1:]) if piece.shape else ()
+            stored = tensors.setdefault(name, Stored(piece.dtype, shape))
+            if (stored.dtype, stored.shape) != (piece.dtype, shape):
                 raise Unreadable(file, f"holds another {name[:60]} than the other files")
-            stored.slices.append(each)
+            stored.slices.append(piece)
     for name, stored in tensors.items():
-        stored.slices.sort(key=lambda each: (each.rows, each.size))
+        stored.slices.sort(key=lambda piece: (piece.rows, piece.size))
         reached = 0
-        for each in stored.slices:
-            if each.rows.first != reached:
-                why = f"holds {name[:60]} from row {each.rows.first} on, others end at {reached}"
-                raise Unreadable(each.file, why)
-            reached = each.rows.stop
+        for piece in stored.slices:
+            if piece.rows.first != reached:
+                why = f"holds {name[:60]} from row {piece.rows.first} on, others end at {reached}"
+                raise Unreadable(piece.file, why)
+            reached = piece.rows.stop
         if reached != stored.slices[-1].rows.of:
             last = stored.slices[-1]
             raise Unreadable(last.file, f"rows of {name[:60]} are missing from {reached} on")

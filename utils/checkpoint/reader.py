@@ -210,6 +210,6 @@ def _digest(folder: Path) -> str:
     total = hashlib.sha256()
     for name, stored in sorted(tensors.items()):
         total.update(json.dumps([name, stored.dtype, stored.shape, stored.size]).encode())
-        for each in stored.slices:
-            format.hash_into(total, each.file, each.start, each.size)
+        for piece in stored.slices:
+            format.hash_into(total, piece.file, piece.start, piece.size)
     return total.hexdigest()

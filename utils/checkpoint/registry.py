@@ -130,9 +130,9 @@ class RowsOfRank(Tensors):
     def files(self) -> set[str]:
         """The files in which these rows lie."""
         return {
-            each.file.name
+            piece.file.name
             for name, saved in self._saved.items()
-            for each in saved.holding(*self._range(name))
+            for piece in saved.holding(*self._range(name))
         }
 
     def _range(self, name: str) -> tuple[int, int]:
@@ -246,7 +246,7 @@ class Registry:
         """Returns the files of a checkpoint that `load` reads on this rank."""
         every = [RowsOfRank(saved[name], self._row_ranges).files() for name in self._shared]
         for tensors in self._own_shards(saved).values():
-            every += [{each.file.name for each in stored.slices} for stored in tensors.values()]
+            every += [{piece.file.name for piece in stored.slices} for stored in tensors.values()]
         return set().union(*every)
 
     def load(self, saved: Mapping[str, Saved]) -> None:
@@ -286,24 +286,26 @@ class Registry:
         return held
 
 
-def check_alike(own: Tensors, saved: Tensors, what: str, any_precision: bool = False) -> None:
+def check_alike(live: Tensors, saved: Tensors, what: str, any_precision: bool = False) -> None:
     """Raises ConfigError unless names, shapes and types are equal; with `any_precision`, types of
     floats may differ.
     """
     fix = "use the arch and data of the run that wrote it"
-    for key in own:
+    for key in live:
         if key not in saved:
             raise ConfigError(f"{what}: {key} is missing from it; {fix}")
-        there, here = tuple(saved[key].shape), tuple(own[key].shape)
+        there, here = tuple(saved[key].shape), tuple(live[key].shape)
         if there != here:
             raise ConfigError(f"{what}: {key} has shape {there} there and {here} here; {fix}")
-        theirs, ours = saved[key].dtype, own[key].dtype
-        if theirs != ours and not (
-            any_precision and theirs.is_floating_point and ours.is_floating_point
+        dtype_there, dtype_here = saved[key].dtype, live[key].dtype
+        if dtype_there != dtype_here and not (
+            any_precision and dtype_there.is_floating_point and dtype_here.is_floating_point
         ):
-            raise ConfigError(f"{what}: {key} is of {theirs} there and of {ours} here; {fix}")
+            raise ConfigError(
+                f"{what}: {key} is of {dtype_there} there and of {dtype_here} here; {fix}"
+            )
     for key in saved:
-        if key not in own:
+        if key not in live:
             raise ConfigError(
                 f"{what}: it holds {key}, which this model has not; use the arch of the run that"
                 " wrote it"
@@ -409,7 +411,7 @@ def map_tensors(function: Callable[[str, Tensor], Tensor], value: Any, name: str
     if isinstance(value, Tensor):
         return function(name, value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in dataclasses.fields(value)]
+        names = [item.name for item in dataclasses.fields(value)]
         return dataclasses.replace(value, **{key: below(key, getattr(value, key)) for key in names})
     if isinstance(value, Mapping):
         return {key: below(key, child) for key, child in value.items()}

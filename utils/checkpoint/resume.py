@@ -63,32 +63,32 @@ class Start:
 def initial_weights(
     path: str,
     published: Tensors | None,
-    own: Tensors,
+    live: Tensors,
     tables: Iterable[str],
     say: Callable[[str], None],
 ) -> Tensors:
     """Returns the weights with which a run begins: those `published` at the path, else those of the
-    file or checkpoint there. They must be like the net's `own`.
+    file or checkpoint there. They must be like the net's `live` ones.
 
     If a puzzle table has another number of rows here, every row begins as the mean row.
     """
     read = reader.load(path, ["model"])[0].get("model", {}) if published is None else published
     weights = dict(read)
     for name in (f"{table}.weights" for table in tables):
-        theirs = weights.get(name)
+        saved = weights.get(name)
         if (
-            theirs is not None
-            and theirs.ndim == 2
-            and len(theirs) not in (0, len(own[name]))
-            and theirs.shape[1:] == own[name].shape[1:]
+            saved is not None
+            and saved.ndim == 2
+            and len(saved) not in (0, len(live[name]))
+            and saved.shape[1:] == live[name].shape[1:]
         ):
-            mean = theirs.double().mean(0, keepdim=True).to(theirs.dtype)
-            weights[name] = mean.expand(len(own[name]), -1)
+            mean = saved.double().mean(0, keepdim=True).to(saved.dtype)
+            weights[name] = mean.expand(len(live[name]), -1)
             say(
-                f"init_from={path}: {name} has {len(theirs):,} rows there and {len(own[name]):,}"
+                f"init_from={path}: {name} has {len(saved):,} rows there and {len(live[name]):,}"
                 " here; every row begins as their mean"
             )
-    check_alike(own, weights, f"init_from={path}", any_precision=True)
+    check_alike(live, weights, f"init_from={path}", any_precision=True)
     return weights
 
 
@@ -234,7 +234,7 @@ def damage_seen_by_any(checkpoint: Checkpoint, names: Collection[str], dist: Dis
     stated = {name: checkpoint.sha256[name] for name in names if name in checkpoint.sha256}
     texts = dist.all_gather_text(json.dumps([gethostname(), stated]))
     everyone: list[tuple[str, dict[str, str]]] = [json.loads(text) for text in texts]
-    expected = {name: sha256 for _, theirs in reversed(everyone) for name, sha256 in theirs.items()}
+    expected = {name: sha256 for _, files in reversed(everyone) for name, sha256 in files.items()}
     problem = ""
     for name, sha256 in stated.items():  # hosts may see different manifests
         if sha256 != expected[name]:
@@ -247,7 +247,7 @@ def damage_seen_by_any(checkpoint: Checkpoint, names: Collection[str], dist: Dis
             problem = f"{name}: cannot be read ({brief(error)})"
     problems = enumerate(dist.all_gather_text(problem))
     where = " on rank {}" if dist.world_size > 1 else ""
-    return next((f"{each}{where.format(rank)}" for rank, each in problems if each), "")
+    return next((f"{found}{where.format(rank)}" for rank, found in problems if found), "")
 
 
 def files_to_hash(everyone: Sequence[tuple[str, Collection[str]]], rank: int) -> list[str]:
@@ -257,14 +257,14 @@ def files_to_hash(everyone: Sequence[tuple[str, Collection[str]]], rank: int) ->
     ranks, so that ranks which read different files agree on who does.
     """
     host = everyone[rank][0]
-    mine = []
+    hashed = []
     for number, name in enumerate(sorted({name for _, files in everyone for name in files})):
         readers = [
-            each for each, (at, files) in enumerate(everyone) if at == host and name in files
+            other for other, (at, files) in enumerate(everyone) if at == host and name in files
         ]
         if readers and readers[number % len(readers)] == rank:
-            mine.append(name)
-    return mine
+            hashed.append(name)
+    return hashed
 
 
 def _weights_to_evaluate(path: Path) -> Start:
@@ -281,14 +281,14 @@ def _weights_to_evaluate(path: Path) -> Start:
 @said_of("checkpoint_path")
 def _own_or_named(config: Config, say: Callable[[str], None]) -> Start:
     directory = Path(config.checkpoint_path)
-    own = reader.newest_whole(directory / "checkpoints", say)
-    meta = reader.read_meta(own) if own else {}
+    newest = reader.newest_whole(directory / "checkpoints", say)
+    meta = reader.read_meta(newest) if newest else {}
     elsewhere = config.resume not in NO_PATH and meta.get("resumed_from") != config.resume
     # otherwise this run has started from there already, and was interrupted
-    if elsewhere and (there := _at(config, own)) is not None:
+    if elsewhere and (there := _at(config, newest)) is not None:
         return there
-    if own is not None:
-        return _same_run(Start(own, True, meta), config, directory)
+    if newest is not None:
+        return _same_run(Start(newest, True, meta), config, directory)
     if steps_in(directory / "checkpoints"):
         raise ConfigError(f"checkpoint_path={directory}: no checkpoint there is whole; {AFRESH}")
     try:  # interrupted before its first checkpoint, a run begins again in its own directory
@@ -299,7 +299,7 @@ def _own_or_named(config: Config, say: Callable[[str], None]) -> Start:
 
 
 @said_of("resume")
-def _at(config: Config, own: Path | None) -> Start | None:
+def _at(config: Config, newest: Path | None) -> Start | None:
     """The checkpoint that `resume` names; None if the run resumes from its own."""
     path, directory = Path(str(config.resume)), Path(config.checkpoint_path)
     if any(
@@ -313,7 +313,7 @@ def _at(config: Config, own: Path | None) -> Start | None:
         )
 
     def read(folder: Path) -> Start | None:
-        if own is not None and _same(folder, own):
+        if newest is not None and _same(folder, newest):
             return None
         if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(directory)):
             raise ConfigError(
@@ -335,14 +335,14 @@ def _instead(start: Start, trouble: str, config: Config, say: Callable[[str], No
             raise ConfigError(trouble, key="checkpoint", value=start.folder)
         return latest
     if start.continues:
-        own = reader.newest_whole(directory / "checkpoints", say, start.step)
-        if own is None:
+        newest = reader.newest_whole(directory / "checkpoints", say, start.step)
+        if newest is None:
             raise ConfigError(
                 f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble});"
                 f" {AFRESH}"
             )
-        say(f"checkpoint {unfit}; going back to {own.name}")
-        return _same_run(Start(own, True, reader.read_meta(own)), config, directory)
+        say(f"checkpoint {unfit}; going back to {newest.name}")
+        return _same_run(Start(newest, True, reader.read_meta(newest)), config, directory)
     there = _at(config, None)
     if there is None or there.folder == start.folder:
         raise ConfigError(f"resume={config.resume}: {unfit}; give another step_* folder")

@@ -79,12 +79,12 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     names: list[str] = []
     unreadable = ""
     try:
-        mine, theirs = (reader.open_checkpoint(path).tensors for path in (one, other))
-        names = sorted(mine | theirs, key=lambda name: (not name.startswith("model/"), name))
+        first, second = (reader.open_checkpoint(path).tensors for path in (one, other))
+        names = sorted(first | second, key=lambda name: (not name.startswith("model/"), name))
         for name in names:
-            if name not in mine or name not in theirs:
+            if name not in first or name not in second:
                 differing.append({"name": name, "why": "only one run has it"})
-            elif found := _compare(mine[name], theirs[name]):
+            elif found := _compare(first[name], second[name]):
                 differing.append({"name": name, **found})
     except (ValueError, OSError) as error:
         unreadable = visible(brief(error))
@@ -146,11 +146,11 @@ def _compare(one: Stored, other: Stored) -> dict[str, Any]:
     at_once = max(1, BLOCK_BYTES * rows // max(1, one.size))
     count, largest, same = 0, 0.0, True
     for first in range(0, rows, at_once):
-        mine, theirs = (each.read(first, min(rows, first + at_once)) for each in (one, other))
-        if format.content_of(mine) != format.content_of(theirs):
+        here, there = (stored.read(first, min(rows, first + at_once)) for stored in (one, other))
+        if format.content_of(here) != format.content_of(there):
             same = False
-            mine, theirs = mine.double(), theirs.double()
-            gaps = (mine - theirs)[mine != theirs].abs().nan_to_num(nan=math.inf)
+            here, there = here.double(), there.double()
+            gaps = (here - there)[here != there].abs().nan_to_num(nan=math.inf)
             count += len(gaps)
             largest = max([largest, *gaps.topk(min(1, len(gaps))).values.tolist()])
     if same:
@@ -171,7 +171,7 @@ def _difference(tensor: dict[str, Any]) -> str:
 
 
 def _row(stored: Stored) -> tuple[str, ...]:
-    files = ", ".join(each.file.name for each in stored.slices[:3])
+    files = ", ".join(piece.file.name for piece in stored.slices[:3])
     more = ", …" * (len(stored.slices) > 3)
     return stored.dtype, str(list(stored.shape)), f"{stored.size:,}", files + more
 

@@ -172,10 +172,10 @@ class Writer:
         share = share_of(same_on_all, rank, ranks)
         files: dict[str, dict[str, Slice]] = {}
         for group, tensors in groups.items():
-            own = {name: each for name, each in tensors.items() if isinstance(each, Slice)}
-            own |= {name: share[key] for name in tensors if (key := f"{group}/{name}") in share}
-            if own or (rank == 0 and not tensors):  # a group without tensors is a file, too
-                files[(group if ranks == 1 else f"{group}.{rank}") + SUFFIX] = own
+            slices = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Slice)}
+            slices |= {name: share[key] for name in tensors if (key := f"{group}/{name}") in share}
+            if slices or (rank == 0 and not tensors):  # a group without tensors is a file, too
+                files[(group if ranks == 1 else f"{group}.{rank}") + SUFFIX] = slices
         return files
 
     def _copy(self, files: Mapping[str, Mapping[str, Slice]]) -> dict[str, dict[str, Slice]]:
@@ -238,12 +238,12 @@ class Writer:
         failed = {0: problem} if problem else {}
         for rank in range(1, self._dist.world_size):
             text = self._receive(self._key(save.serial, rank))
-            theirs, trouble = (
+            written, trouble = (
                 json.loads(text)
                 if text
                 else ({}, f"nothing heard from it for {self._patience_s:g} s")
             )
-            files |= theirs
+            files |= written
             failed |= {rank: trouble} if trouble else {}
             self._store.delete_key(self._key(save.serial, rank))
         outcome = next((f"rank {rank}: {why}" for rank, why in failed.items()), "")

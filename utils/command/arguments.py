@@ -36,7 +36,7 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
             options.append(argument)
         else:
             overrides.append(_prepare(argument))
-    overrides = [each for each in overrides if each not in NO_EXPERIMENT]
+    overrides = [override for override in overrides if override not in NO_EXPERIMENT]
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if {"eval_only", "checkpoint"} <= keys and not DEFINE_A_RUN & keys:
         # it has the keys of its checkpoint, which Hydra does not know
@@ -58,9 +58,9 @@ def _prepare(argument: str) -> str:
     """One override as Hydra needs it."""
     key = argument.lstrip("+").partition("=")[0]
     if key in GROUP_KEYS:
-        _, given, choice = argument.partition("=")
+        _, equals, choice = argument.partition("=")
         is_name = isinstance(yaml.safe_load(choice), str | list) or argument in NO_EXPERIMENT
-        if given and not is_name:
+        if equals and not is_name:
             raise ConfigError(f"{argument}: is no name; --help {key} lists the choices")
         return argument.lstrip("+")
     argument = QUOTED_KEY.sub(lambda match: match[1] + plain_key(match[2]) + ":", argument)

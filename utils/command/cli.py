@@ -91,22 +91,22 @@ def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> Config:
     state = HydraConfig.get()
     if state.job.chdir:
         raise ConfigError("hydra.job.chdir=true: paths are relative to where a run starts")
-    given = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
-    if raw.get("eval_only") is True and raw.get("checkpoint") and not DEFINE_A_RUN & {*given}:
-        raw = _adopt(raw, given, config_in(str(raw.checkpoint)))
+    named = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
+    if raw.get("eval_only") is True and raw.get("checkpoint") and not DEFINE_A_RUN & {*named}:
+        raw = _adopt(raw, named, config_in(str(raw.checkpoint)))
     overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
     return resolve(raw, dict(state.runtime.choices), launch, overrides)
 
 
-def _adopt(raw: DictConfig, given: Sequence[str], saved: Mapping[Any, Any]) -> DictConfig:
-    """Returns a saved run's configuration, with the keys that were given, and those that say how
+def _adopt(raw: DictConfig, named: Sequence[str], saved: Mapping[Any, Any]) -> DictConfig:
+    """Returns a saved run's configuration, with the keys that were named, and those that say how
     this machine computes.
     """
     if not saved:  # a file of weights alone
         return raw
     machine = {key for key in map(str, raw) if key in keys.kept_by_machine()} - OF_THE_RUN
     config = OmegaConf.create(dict(saved))
-    for key in [*machine, *given]:
+    for key in [*machine, *named]:
         if not key.startswith("hydra"):
             # merged, `sync` would keep the arguments of the way that it replaces
             OmegaConf.update(config, key, OmegaConf.select(raw, key), merge=False, force_add=True)

@@ -39,13 +39,13 @@ def is_wanted(arguments: Sequence[str]) -> bool:
 
 def answer(arguments: Sequence[str]) -> str:
     """The text for a command line with `--help`; a ConfigError names a key that does not exist."""
-    given = [each for each in arguments if each not in WANTED]
-    after = {given[i + 1] for i, each in enumerate(given[:-1]) if each in WITH_VALUE}
-    topics = [each for each in given if "=" not in each and each[:1] != "-" and each not in after]
-    overrides = [each for each in prepare(given) if "=" in each and each[:1] != "-"]
+    words = [word for word in arguments if word not in WANTED]
+    after = {words[i + 1] for i, word in enumerate(words[:-1]) if word in WITH_VALUE}
+    topics = [word for word in words if "=" not in word and word[:1] != "-" and word not in after]
+    overrides = [word for word in prepare(words) if "=" in word and word[:1] != "-"]
     folders = [Path(folder).absolute() for folder in sorted(after) if Path(folder).is_dir()]
     if folders:  # of --config-dir
-        overrides.append(f"hydra.searchpath=[{','.join(f'file://{each}' for each in folders)}]")
+        overrides.append(f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]")
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         raw = compose("pretrain", overrides, return_hydra_config=True)
     config: Any = OmegaConf.to_container(raw)
@@ -80,13 +80,13 @@ def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) ->
         f"    {keys.type_text(field.annotation)}",
     ]
     bounds = [
-        f"{sign} {getattr(each, name)}"
-        for each in field.metadata
+        f"{sign} {getattr(mark, name)}"
+        for mark in field.metadata
         for name, sign in BOUNDS.items()
-        if hasattr(each, name)
+        if hasattr(mark, name)
     ]
     lines[-1] += f"  ({', '.join(bounds)})" if bounds else ""
-    marks = [each.about for each in field.metadata if isinstance(each, Mark)]
+    marks = [mark.about for mark in field.metadata if isinstance(mark, Mark)]
     for text in filter(None, [keys.about(field), *marks]):
         lines += _wrapped("", text, 4)
     return "\n".join(lines)
@@ -97,9 +97,9 @@ def _list(config: Mapping[str, Any], group: str, only: Sequence[str] = ()) -> li
     fields, values = keys.fields_of(dict(config)), dict(keys.leaves(config, into_lists=False))
     lines: list[str] = []
     for path, field in fields.items():
-        mine = path in only if only else path.startswith(f"{group}.") if group else True
+        listed = path in only if only else path.startswith(f"{group}.") if group else True
         if (
-            not mine
+            not listed
             or (not only and path not in values)
             or (not group and path.partition(".")[0] in keys.GROUPS)
         ):

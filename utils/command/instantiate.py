@@ -52,13 +52,13 @@ def find(key: str, target: Any) -> Callable[..., Any]:
     module, _, name = target.rpartition(".")
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     packages = file.parents[: module.count(".")]
-    if not file.is_file() or not all((each / "__init__.py").is_file() for each in packages):
+    if not file.is_file() or not all((folder / "__init__.py").is_file() for folder in packages):
         raise ConfigError(f"{where}: this repository has no module {module}")
     here = vars(importlib.import_module(module))
     # our modules import others, and their names must not leak
-    own = [each for each, thing in here.items() if getattr(thing, "__module__", "") == module]
-    if name not in own or not callable(here[name]):
-        raise ConfigError(f"{where}: {module} defines {', '.join(sorted(own))}")
+    defined = [key for key, thing in here.items() if getattr(thing, "__module__", "") == module]
+    if name not in defined or not callable(here[name]):
+        raise ConfigError(f"{where}: {module} defines {', '.join(sorted(defined))}")
     found: Callable[..., Any] = here[name]
     return found
 
@@ -83,12 +83,14 @@ def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
     """
     config = plain(config)
     target = _target_of(config, key)
-    given = {name: value for name, value in config.items() if name != "_target_"}
-    call = f"{config['_target_']}({', '.join(f'{name}={value}' for name, value in given.items())})"
+    keywords = {name: value for name, value in config.items() if name != "_target_"}
+    call = (
+        f"{config['_target_']}({', '.join(f'{name}={value}' for name, value in keywords.items())})"
+    )
     try:
         if (listed := keys_class(target)) is not None:
-            return target(*args, keys=listed(**given), **kwargs)
-        return target(*args, **given, **kwargs)
+            return target(*args, keys=listed(**keywords), **kwargs)
+        return target(*args, **keywords, **kwargs)
     except ConfigError:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:

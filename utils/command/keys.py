@@ -49,17 +49,20 @@ def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
     made_by: Any = target
     made_by = made_by.__init__ if isinstance(target, type) else target
     hints = get_type_hints(made_by, include_extras=True)
-    known: dict[str, Any] = {}
-    if isinstance(target, type) and any(each.kind is each.VAR_KEYWORD for each in parameters):
+    taken: dict[str, Any] = {}
+    if isinstance(target, type) and any(p.kind is p.VAR_KEYWORD for p in parameters):
         # the class that takes the remaining keys: the one that it names, or its parent
         passed_on = _model_of(getattr(target, "takes", target.__mro__[1]))
-        known = {key: (field.annotation, field) for key, field in passed_on.model_fields.items()}
-    for each in parameters:
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.name in GIVEN:
+        taken = {key: (field.annotation, field) for key, field in passed_on.model_fields.items()}
+    for parameter in parameters:
+        if (
+            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            or parameter.name in GIVEN
+        ):
             continue
-        default = ... if each.default is each.empty else each.default
-        known[each.name] = (hints.get(each.name, Any), default)
-    return create_model(target.__name__, __base__=Keys, **known)
+        default = ... if parameter.default is parameter.empty else parameter.default
+        taken[parameter.name] = (hints.get(parameter.name, Any), default)
+    return create_model(target.__name__, __base__=Keys, **taken)
 
 
 # parameters that a run passes itself
@@ -81,9 +84,9 @@ def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
         ("optim.sparse", optim.get("sparse")),
         ("optim.schedule", optim.get("schedule")),
         *(
-            (f"optim.dense[{i}].optimizer", each.get("optimizer"))
-            for i, each in enumerate(dense)
-            if isinstance(each, dict)
+            (f"optim.dense[{i}].optimizer", entry.get("optimizer"))
+            for i, entry in enumerate(dense)
+            if isinstance(entry, dict)
         ),
     ]
     for path, part in parts:
@@ -102,31 +105,31 @@ def check(config: Plain) -> Plain:
         if key not in ("dense", "sparse", "schedule"):
             raise ConfigError(f"optim.{key}: unknown key; optim takes dense, sparse and schedule")
     for path, part in sections(config):
-        given = {key: value for key, value in part.items() if key != "_target_"}
-        _place(checked, path, _check(path, given, keys_of(part, path)))
+        values = {key: value for key, value in part.items() if key != "_target_"}
+        _place(checked, path, _check(path, values, keys_of(part, path)))
     return checked
 
 
-def _check(path: str, given: Plain, model: type[BaseModel]) -> Plain:
+def _check(path: str, values: Plain, model: type[BaseModel]) -> Plain:
     try:
-        made = model.model_validate(given)
+        made = model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_line(path, given, error)) from None
+        raise ConfigError(_line(path, values, error)) from None
     return made.model_dump(exclude_unset=True)
 
 
-def _line(path: str, given: Plain, error: ValidationError) -> str:
+def _line(path: str, section: Plain, error: ValidationError) -> str:
     """One line for the first key that is wrong: the key, the value, and what would be right."""
     said: dict[str, list[str]] = {}
     values: dict[str, Any] = {}
-    for each in error.errors(include_url=False):
-        key, value = _place_of(path, given, each["loc"])
-        text = each["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        if each["type"] == "extra_forbidden":
+    for problem in error.errors(include_url=False):
+        key, value = _place_of(path, section, problem["loc"])
+        text = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
             text = unknown(key)
-        elif each["type"] == "missing":
+        elif problem["type"] == "missing":
             text = "every key is needed; do not remove it"
-        elif each["msg"].startswith("Input should be "):
+        elif problem["msg"].startswith("Input should be "):
             text = f"must be {text}"
         said.setdefault(key, []).append(text)
         values[key] = value
@@ -136,17 +139,17 @@ def _line(path: str, given: Plain, error: ValidationError) -> str:
     return f"{key}={short(values[key])}: {right}"
 
 
-def _place_of(path: str, given: Any, location: tuple[int | str, ...]) -> tuple[str, Any]:
+def _place_of(path: str, values: Any, location: tuple[int | str, ...]) -> tuple[str, Any]:
     """The key that an error is about, without the names of a union's members, and its value."""
     for step in location:
-        if isinstance(given, Mapping):
+        if isinstance(values, Mapping):
             path = f"{path}.{step}" if path else str(step)
-            if step not in given:
+            if step not in values:
                 return path, None
-            given = given[step]
-        elif isinstance(given, list) and isinstance(step, int) and step < len(given):
-            path, given = f"{path}[{step}]", given[step]
-    return path, given
+            values = values[step]
+        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
+            path, values = f"{path}[{step}]", values[step]
+    return path, values
 
 
 def _place(config: Plain, path: str, part: Plain) -> None:
@@ -159,11 +162,11 @@ def _place(config: Plain, path: str, part: Plain) -> None:
 
 def fields_of(config: Plain) -> dict[str, FieldInfo]:
     """Returns the fields of all keys of a run, by path."""
-    known = dict(_fields("", Root))
+    fields = dict(_fields("", Root))
     for path, part in sections(config):
         if "_target_" in part:
-            known |= dict(_fields(f"{path}.", keys_of(part, path)))
-    return known
+            fields |= dict(_fields(f"{path}.", keys_of(part, path)))
+    return fields
 
 
 def _fields(prefix: str, model: Any) -> Iterator[tuple[str, FieldInfo]]:
@@ -204,14 +207,14 @@ def run_values(config: Plain, fields: Mapping[str, FieldInfo], *free: Mark) -> P
 
 def unknown(path: str) -> str:
     """The message for a key that the run at hand does not have."""
-    known = _takers()
+    takers_of = _takers()
     names: dict[str, list[str]] = {}
-    for key in sorted(known):
+    for key in sorted(takers_of):
         names.setdefault(key.rpartition(".")[2], []).append(key)
-    if takers := known.get(path):
+    if takers := takers_of.get(path):
         return f"belongs to {', '.join(takers)}; --help {takers[0]} {path} explains it"
     last = path.rpartition(".")[2]
-    near = [*get_close_matches(path.lower(), known, 2, 0.8)]
+    near = [*get_close_matches(path.lower(), takers_of, 2, 0.8)]
     for name in get_close_matches(last.lower(), names, 3, 0.7):
         near += names[name][:2]
     if near := list(dict.fromkeys(near))[:4]:
@@ -259,7 +262,7 @@ def type_text(annotation: Any) -> str:
     words: list[str] = []
     for member in members(annotation):
         if get_origin(member) is Literal:
-            words += [str(each).lower() for each in get_args(member)]
+            words += [str(choice).lower() for choice in get_args(member)]
         else:
             origin = get_origin(member) or member
             words.append(names.get(member, "list" if origin in (list, tuple) else "group of keys"))
@@ -268,5 +271,5 @@ def type_text(annotation: Any) -> str:
 
 def about(field: FieldInfo) -> str:
     """The help of a key."""
-    docs = (each.documentation for each in field.metadata if isinstance(each, Doc))
+    docs = (mark.documentation for mark in field.metadata if isinstance(mark, Doc))
     return next(docs, field.description or "")

@@ -29,11 +29,11 @@ class Keys(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _suit(cls, given: Any) -> Any:
+    def _suit(cls, values: Any) -> Any:
         """YAML has neither tuples nor 1e3 as a whole number, and reads a name of digits as one."""
-        if not isinstance(given, dict):
-            return given
-        return {key: _suited(value, cls.model_fields.get(key)) for key, value in given.items()}
+        if not isinstance(values, dict):
+            return values
+        return {key: _suited(value, cls.model_fields.get(key)) for key, value in values.items()}
 
 
 def _suited(value: Any, field: FieldInfo | None) -> Any:

@@ -42,9 +42,9 @@ def sweep_name(overrides: Sequence[str]) -> str:
     """The name of a sweep's folder: the keys with several values, and a digest of all overrides but
     those that say how it runs.
     """
-    own = [each for each in overrides if not each.startswith(("sweep.", "hydra."))]
-    several = [each.partition("=")[0] for each in own if re.search(r"=.*[,(]", each)]
-    digest = hashlib.sha256(os.fsencode("\0".join(own))).hexdigest()[:8]
+    chosen = [override for override in overrides if not override.startswith(("sweep.", "hydra."))]
+    several = [override.partition("=")[0] for override in chosen if re.search(r"=.*[,(]", override)]
+    digest = hashlib.sha256(os.fsencode("\0".join(chosen))).hexdigest()[:8]
     return f"{re.sub(UNFIT, '_', ','.join(several))[:READABLE]}-{digest}".lstrip("-")
 
 
@@ -76,11 +76,11 @@ def job_name(
         for key in sorted(keys)
         if re.split(r"[./]", key)[0] != "hydra" and not is_marked(key, fields, SAME_RUN)
     }
-    own = ",".join(f"{key}={value}" for key, value in values.items())
-    if not own:
+    text = ",".join(f"{key}={value}" for key, value in values.items())
+    if not text:
         return name
     room = min(READABLE, LONGEST_JOB - len(os.fsencode(name)))
-    if len(own) <= room and all(FIT.fullmatch(str(value)) for value in values.values()):
-        return f"{name}-{own}"
+    if len(text) <= room and all(FIT.fullmatch(str(value)) for value in values.values()):
+        return f"{name}-{text}"
     digest = hashlib.sha256(os.fsencode(repr(values))).hexdigest()[:8]
-    return f"{name}-{re.sub(UNFIT, '_', own)[:room]}-{digest}"
+    return f"{name}-{re.sub(UNFIT, '_', text)[:room]}-{digest}"

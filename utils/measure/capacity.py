@@ -69,11 +69,11 @@ class Needs:
         """Bytes that stay from step to step on one of this many ranks; `split`: ranks share what
         trains.
         """
-        own = self.trained + self.gradients + self.remembered + self.averaged
+        split_too = self.trained + self.gradients + self.remembered + self.averaged
         if split and ranks > 1:
             # of weights and gradients alike, one part is together while the next is fetched
-            own = -(-own // ranks) + 4 * self.largest
-        return self.frozen + own
+            split_too = -(-split_too // ranks) + 4 * self.largest
+        return self.frozen + split_too
 
     def passes(self, shards: int) -> int:
         """The peak while this many shards are computed at once."""
@@ -167,7 +167,7 @@ Row = tuple[str, str, str]  # what, how much, and why
 def table(layout: Layout, can_recompute: bool) -> str:
     """The plan in rows. `can_recompute`: whether the net could recompute activations."""
     card, needs, more = layout.smallest, layout.needs, layout.at_once + 1
-    names = " + ".join(f"{number} × {each}" for each, number in Counter(layout.cards).items())
+    names = " + ".join(f"{number} × {kind}" for kind, number in Counter(layout.cards).items())
     gpus = layout.ranks if card.is_gpu else 1
     command = f"torchrun --nproc-per-node {gpus} pretrain.py …" if gpus > 1 else "pretrain.py …"
     batch = f"of {layout.shards * layout.shard_size} a step, in {layout.passes} on each rank"
@@ -232,9 +232,9 @@ def count(
 
     def peak(shards: int) -> int:
         batch, one_pass = pass_over(range(shards))
-        gradients = [each.grad for each in trained if each.grad is not None]
-        known = [*everything, *gradients, *batch.values()]
-        of_pass = footprint.peak(one_pass, known)
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        held = [*everything, *gradients, *batch.values()]
+        of_pass = footprint.peak(one_pass, held)
         return of_pass + footprint.size(batch.values())
 
     one, two = peak(1), peak(2)
@@ -259,10 +259,10 @@ def cards_of(dist: Dist) -> list[Card]:
         alone = dist.world_size == 1
         indices = range(torch.cuda.device_count()) if alone else [dist.device.index or 0]
         found = map(torch.cuda.get_device_properties, indices)
-        mine = [(each.name, each.total_memory, f"{host} {each.uuid}") for each in found]
+        here = [(card.name, card.total_memory, f"{host} {card.uuid}") for card in found]
     else:
-        mine = [("host", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), host)]
-    gathered = map(json.loads, dist.all_gather_text(json.dumps(mine)))
+        here = [("host", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), host)]
+    gathered = map(json.loads, dist.all_gather_text(json.dumps(here)))
     every = [tuple(card) for cards in gathered for card in cards]
     sharing = Counter(where for _, _, where in every)
     return [Card(name, size // sharing[where], is_gpu) for name, size, where in every]

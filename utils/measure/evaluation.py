@@ -314,14 +314,14 @@ def check_names(
     if not metrics and not asked:  # sets that are only shown
         metric = ""
     where = "objective_metric" if asked else f"{type(objective).__name__}.headline"
-    known = {where: metrics, "eval_save_outputs": tensors}
+    choices = {where: metrics, "eval_save_outputs": tensors}
     for key, wanted in (
         (where, [metric] if metric else []),
         ("eval_save_outputs", outputs),
     ):
-        if unknown := [name for name in wanted if name not in known[key]]:
+        if unknown := [name for name in wanted if name not in choices[key]]:
             raise ConfigError(
-                f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(known[key]))}"
+                f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(choices[key]))}"
             )
 
 
@@ -332,9 +332,9 @@ def _key(set_name: str, sets: Collection[str], metric: str) -> str:
     return f"eval/{set_name}/{metric}" if len(sets) > 1 else f"eval/{metric}"
 
 
-def _merge(given: Iterable[Mapping[str, T]]) -> dict[str, T]:
+def _merge(groups: Iterable[Mapping[str, T]]) -> dict[str, T]:
     merged: dict[str, T] = {}
-    for named in given:
+    for named in groups:
         assert not (twice := merged.keys() & named.keys()), (
             f"two evaluators give the same name: {sorted(twice)}"
         )

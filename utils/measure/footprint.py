@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 
-def peak(call: Callable[[], object], known: Iterable[Tensor]) -> int:
-    """Returns the peak in bytes of what a call needs besides the known tensors.
+def peak(call: Callable[[], object], held: Iterable[Tensor]) -> int:
+    """Returns the peak in bytes of what a call needs besides the held tensors.
 
     Operations are counted one by one; compiled code needs less. Attention counts as one kernel that
     keeps no scores.
     """
-    with _fused_attention(), _Living(known) as living:
+    with _fused_attention(), _Living(held) as living:
         call()
     return living.peak
 
@@ -37,10 +37,10 @@ def size(tensors: Iterable[Tensor]) -> int:
 class _Living(TorchDispatchMode):
     """Counts the storages that operations create and release."""
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
+    def __init__(self, held: Iterable[Tensor]) -> None:
         super().__init__()
         self.peak = self._now = 0
-        self._storages = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
+        self._storages = weakref.WeakSet(tensor.untyped_storage() for tensor in held)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return tree_map_only(Tensor, self._made, func(*args, **(kwargs or {})))

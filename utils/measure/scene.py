@@ -68,7 +68,7 @@ def plain(value: Any, digits: int = 17) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(each, digits) for key, each in value.items()}
+        return {str(key): plain(item, digits) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each, digits) for each in value]
+        return [plain(item, digits) for item in value]
     return value if value is None or isinstance(value, bool | int | str) else str(value)
