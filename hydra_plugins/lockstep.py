@@ -24,8 +24,8 @@ from utils.errors import ConfigError, RunError, Stopped
 from utils.files import write_whole
 from utils.ranks import signals
 from utils.ranks.launchers import Launch
-from utils.report import sweeps
 from utils.rundir.status import COPY
+from utils.sweep import table
 from utils.sweep.children import Children, Job
 
 
@@ -59,16 +59,16 @@ class Local(Launcher):
         folder = Path(self._master.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         rows = [job.row() for job in self._jobs]
-        write_whole(folder / sweeps.JOBS, json.dumps(rows, indent=1) + "\n")
+        write_whole(folder / table.JOBS, json.dumps(rows, indent=1) + "\n")
         try:
-            Children(settings, batch, lambda: sweeps.write_table(folder)).run()
+            Children(settings, batch, lambda: table.write_table(folder)).run()
         except Stopped as stopped:
             self._conclude(stopped.signum)
             raise
         finally:
-            table = sweeps.write_table(folder)
+            summary = table.write_table(folder)
         self._conclude(0)
-        print(f"\n{table}\n\nsummary: {folder / sweeps.SUMMARY}", flush=True)
+        print(f"\n{summary}\n\nsummary: {folder / table.SUMMARY}", flush=True)
         return [self._returned(job) for job in batch]
 
     def _job(self, overrides: list[str], number: int) -> Job:
@@ -99,7 +99,7 @@ class Local(Launcher):
             " what is not finished"
         )
         done.status = JobStatus.FAILED if job.status else JobStatus.COMPLETED
-        found = sweeps.result(job.directory) if job.directory else sweeps.Result()
+        found = table.result(job.directory) if job.directory else table.Result()
         value = found.value if found.value is None or found.lower else -found.value
         done.return_value = failed if job.status else value
         return done

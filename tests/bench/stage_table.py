@@ -11,7 +11,7 @@ from pathlib import Path
 
 from utils.checkpoint.reader import digest
 from utils.files import read_row
-from utils.report.sweeps import result
+from utils.sweep.table import result
 
 # In the order of the table: what a way is called, and the keys that make it
 WAYS = {

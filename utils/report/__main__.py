@@ -15,12 +15,12 @@ from typing import Any
 
 from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
-from utils.report.charts import charts_of, speed_charts
-from utils.report.metrics import read_metrics
+from utils.report.charts import charts_of, speed_charts, unit
 from utils.report.page import render, shell_bytes
 from utils.report.reading import read_run, sets_of
-from utils.report.sweeps import MOST_CURVES, best_runs, is_sweep, read_sweep, title
 from utils.rundir.maker import FILE
+from utils.rundir.records import read_metrics
+from utils.sweep.table import MOST_CURVES, best_runs, is_sweep, read_sweep, title
 
 LONGEST_S = 120  # to draw a page while its run goes on
 MOST_BYTES = 500_000  # of a page
@@ -92,6 +92,7 @@ def read(directories: list[Path]) -> dict[str, Any]:
     sweep, best, together = None, [], len(directories)
     if together == 1 and is_sweep(directories[0]):
         sweep = read_sweep(directories[0])
+        sweep["unit"] = unit(sweep["metric"])
         best = best_runs(directories[0], sweep["jobs"])
         directories, together = [directory for _, directory in best], MOST_CURVES
     room = MOST_BYTES - shell_bytes() - REST_BYTES if together == 1 else 0

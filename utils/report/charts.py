@@ -1,7 +1,10 @@
-"""Decides which metrics share a chart, and in which order the charts stand."""
+"""Decides which metrics share a chart and in which order the charts stand, and reduces columns of
+numbers to curves.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from utils.report.metrics import KINDS, Table
+from utils.rundir.records import KINDS, Table
 
 Line = dict[str, str]  # kind (`train` or `eval`), name of the metric, label
 SHARES = re.compile(r"accuracy|share|mfu|recall|valid|exact_match|^eval/exact/|pass@")
 INTERVAL = re.compile(r"(.*)_(?:low|high|n)")  # bounds and sample size, beside a metric
 NUMBERED = re.compile(r"(.*)[_@](\d+)")  # recall_0, recall_1, … are one chart
+DIGITS = 5  # of a value on the page
 FAMILY = 3  # numbered metrics from which they are one
 FIRST, LAST = ("loss", "accuracy", "bpb", "match"), ("lr", "grad_norm", "param_norm", "update_norm")
 
@@ -126,3 +130,36 @@ def speed_charts(tables: Sequence[Mapping[str, Table]]) -> list[dict[str, Any]]:
         for title, labels in wanted.items()
         if names & labels.keys()
     ]
+
+
+def curves(table: Table, points: int) -> dict[str, Any]:
+    """Returns at most `points` points of each metric: the means of as many rows each, with the
+    least and the largest value where they differ.
+    """
+    count = min(len(table.steps), points)
+    edges = np.arange(count + 1) * len(table.steps) // max(1, count)
+    last = edges[1:] - 1
+    metrics = {
+        name: _curve(values, edges[:-1])
+        for name, values in table.columns.items()
+        if name != "time" and count
+    }
+    times = table.column("time")[last].tolist()
+    return {"step": table.steps[last].tolist(), "time": times, "curves": metrics}
+
+
+def _curve(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | None]]:
+    there = np.isfinite(values)
+    with np.errstate(all="ignore"):  # a mean of nothing is a gap
+        means = np.add.reduceat(np.where(there, values, 0.0), starts)
+        means /= np.add.reduceat(there, starts, dtype=np.int64)
+        ends = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
+    mean, least, most = ([_round(each) for each in part.tolist()] for part in (means, *ends))
+    return {"mean": mean} if mean == least == most else {"mean": mean, "min": least, "max": most}
+
+
+def _round(value: float) -> float | None:
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short

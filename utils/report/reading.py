@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from utils.files import read_bytes, read_row, read_text
-from utils.report.charts import unit
+from utils.files import read_bytes, read_row
+from utils.report.charts import curves, unit
 from utils.report.evaluations import STEP, evaluated_sets, read_evaluations
-from utils.report.metrics import Table, curves, number, read_lines
 from utils.report.page import escape
+from utils.rundir.records import Table, number, read_config, read_events
 from utils.rundir.status import FILE, state_of
 
 Payload = dict[str, Any]
@@ -32,7 +31,6 @@ MOST_EVENTS, MOST_MARKS, MOST_DIGESTS, MOST_FILES, MOST_KEYS, LOG_LINES = (
     1000,
     30,
 )
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_run(
@@ -110,15 +108,6 @@ class Elapsed:
         return round(float(max(0.0, moment - self._origin - paused)), 2)
 
 
-def read_config(directory: Path) -> Payload:
-    """Reads the configuration that the run was started with; empty if it cannot be read."""
-    try:
-        config = yaml.load(read_text(directory / "config.yaml"), LOADER)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return {}
-    return config if isinstance(config, dict) else {}
-
-
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yields every value of a configuration as text, by its path."""
     if isinstance(value, dict) and value:
@@ -127,17 +116,6 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif path:
         simple = value is None or isinstance(value, bool)
         yield path, "null" if value is None else str(value).lower() if simple else str(value)[:300]
-
-
-def read_events(directory: Path) -> list[Payload]:
-    """Returns the events of the run in their order."""
-    return [
-        row
-        for row in read_lines(directory / "events.jsonl")
-        if isinstance(row.get("event"), str)
-        and isinstance(row.get("step"), int)
-        and number(row.get("time")) is not None
-    ]
 
 
 def headline(table: Table, metric: str) -> Payload | None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from utils.checkpoint import tools
-from utils.report.metrics import KINDS, read_metrics
-from utils.report.reading import checkpoint_steps, digests, read_events
+from utils.report.reading import checkpoint_steps, digests
+from utils.rundir.records import KINDS, read_events, read_metrics
 
 
 def compare(one: Path, other: Path) -> dict[str, Any]:

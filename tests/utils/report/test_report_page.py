@@ -17,7 +17,8 @@ from tests.utils.checkpoint.helpers import META
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 from utils.report.__main__ import MOST_BYTES, draw, main, read
-from utils.report.metrics import curves, read_metrics
+from utils.report.charts import curves
+from utils.rundir.records import read_metrics
 
 EVIL = '</script ><img src=x onerror="hacked=1"><b>\u2028\'"&amp;<!-- {{}} ]]>'
 CONFIG = """run_name: mine

@@ -1,4 +1,4 @@
-"""Reads metrics.jsonl as one column of numbers for each metric, and reduces columns to curves."""
+"""Reads what a run has recorded: its configuration, its events, and its metrics as columns."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from utils.files import read_bytes
+from utils.files import read_bytes, read_text
 
 LONGEST = 1 << 30  # bytes of metrics.jsonl
-DIGITS = 5  # of a value on the page
 KINDS = ("train", "eval")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -92,34 +93,21 @@ def number(value: Any) -> float | None:
         return None
 
 
-def curves(table: Table, points: int) -> dict[str, Any]:
-    """Returns at most `points` points of each metric: the means of as many rows each, with the
-    least and the largest value where they differ.
-    """
-    count = min(len(table.steps), points)
-    edges = np.arange(count + 1) * len(table.steps) // max(1, count)
-    last = edges[1:] - 1
-    metrics = {
-        name: _curve(values, edges[:-1])
-        for name, values in table.columns.items()
-        if name != "time" and count
-    }
-    times = table.column("time")[last].tolist()
-    return {"step": table.steps[last].tolist(), "time": times, "curves": metrics}
+def read_config(directory: Path) -> dict[str, Any]:
+    """Reads the configuration that the run was started with; empty if it cannot be read."""
+    try:
+        config = yaml.load(read_text(directory / "config.yaml"), LOADER)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
-def _curve(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | None]]:
-    there = np.isfinite(values)
-    with np.errstate(all="ignore"):  # a mean of nothing is a gap
-        means = np.add.reduceat(np.where(there, values, 0.0), starts)
-        means /= np.add.reduceat(there, starts, dtype=np.int64)
-        ends = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
-    mean, least, most = ([_round(each) for each in part.tolist()] for part in (means, *ends))
-    return {"mean": mean} if mean == least == most else {"mean": mean, "min": least, "max": most}
-
-
-def _round(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    short = float(f"{value:.{DIGITS}g}")
-    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+def read_events(directory: Path) -> list[dict[str, Any]]:
+    """Returns the events of the run in their order."""
+    return [
+        row
+        for row in read_lines(directory / "events.jsonl")
+        if isinstance(row.get("event"), str)
+        and isinstance(row.get("step"), int)
+        and number(row.get("time")) is not None
+    ]

@@ -12,9 +12,7 @@ from typing import Any
 
 from utils.errors import ConfigError
 from utils.files import ROOT, read_text, write_whole
-from utils.report.charts import unit
-from utils.report.metrics import read_metrics
-from utils.report.reading import read_config
+from utils.rundir.records import read_config, read_metrics
 from utils.rundir.status import state_of
 
 JOBS, SUMMARY = "jobs.json", "summary.csv"
@@ -64,7 +62,6 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         "name": folder.absolute().name,
         "directory": str(folder),
         "metric": metric,
-        "unit": unit(metric),
         "lower": lower,
         "keys": list(dict.fromkeys(key for job in jobs for key in job["keys"])),
         "jobs": jobs,
