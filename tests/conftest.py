@@ -14,7 +14,7 @@ from tests import ranks
 from tests.browser import chromium
 from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.forks import Forks
-from tests.runs import INTERRUPTED, TINY_GPT, TINY_TMS, TROUBLED, Result, train
+from tests.runs import INTERRUPTED, TINY_GPT, TINY_TMS, TROUBLED, Once, Result, train
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -55,15 +55,42 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """One rank's run that nobody interrupts."""
-    return train(tmp_path_factory.mktemp("undisturbed") / "run", *INTERRUPTED)
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Trains a run when a test first asks for it; later ones get the same, as it is."""
+    folder, runs = tmp_path_factory.mktemp("once"), dict[tuple[Any, ...], Result]()
+
+    def trained(*arguments: str, ranks: int = 1) -> Result:
+        key = (ranks, *arguments)
+        if key not in runs:
+            name = f"{len(runs)}-{arguments[0].partition('=')[2]}"  # such as 0-gpt
+            runs[key] = train(folder / name, *arguments, ranks=ranks)
+        return runs[key]
+
+    return trained
 
 
 @pytest.fixture(scope="session")
-def undisturbed_pair(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def undisturbed(once: Once) -> Result:
+    """One rank's run that nobody interrupts."""
+    return once(*INTERRUPTED)
+
+
+@pytest.fixture(scope="session")
+def undisturbed_pair(once: Once) -> Result:
     """A run of two ranks to which nothing happens."""
-    return train(tmp_path_factory.mktemp("undisturbed") / "run", *TROUBLED, ranks=2)
+    return once(*TROUBLED, ranks=2)
+
+
+@pytest.fixture(scope="session")
+def tms_target(once: Once) -> Path:
+    """A toy model of superposition, hardly trained."""
+    return once(*TINY_TMS, "data.probability=0.3").directory
+
+
+@pytest.fixture(scope="session")
+def gpt_target(once: Once) -> Path:
+    """A tiny language model, hardly trained."""
+    return once(*TINY_GPT, "max_steps=3", "data.max_new_tokens=0").directory
 
 
 @pytest.fixture
@@ -89,18 +116,3 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def browser() -> Iterator[Any]:
     with chromium() as launched:
         yield launched
-
-
-@pytest.fixture(scope="session")
-def tms_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy model of superposition, hardly trained."""
-    folder = tmp_path_factory.mktemp("target") / "tms"
-    return train(folder, *TINY_TMS, "data.probability=0.3").directory
-
-
-@pytest.fixture(scope="session")
-def gpt_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny language model, hardly trained."""
-    return train(
-        tmp_path_factory.mktemp("target") / "gpt", *TINY_GPT, "max_steps=3", "data.max_new_tokens=0"
-    ).directory

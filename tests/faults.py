@@ -40,7 +40,8 @@ from models.decomposition.decompose import Decompose
 from models.language.causal_lm import CausalLM
 from models.latent.compress import Compress
 from models.recursive.act import ActObjective
-from optim import agreement, sparse_signsgd
+from optim import sparse_signsgd
+from optim.sync import agreement
 from utils.checkpoint import format, resume, writer
 from utils.command import cli
 from utils.ranks import signals

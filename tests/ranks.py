@@ -33,6 +33,11 @@ LAUNCHER_PREFIXES = (
 )
 
 
+def words(line: str) -> list[str]:
+    """The arguments of a command line."""
+    return line.split()
+
+
 def clean_env(**more: str) -> dict[str, str]:
     """Returns this environment without the numbers that a launcher gives, for one thread each."""
     numbers = (*LAUNCHER_PREFIXES, "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_")
@@ -49,6 +54,16 @@ def run_code(code: str, *arguments: str, check: bool = False) -> subprocess.Comp
         text=True,
         timeout=60,
         check=check,
+    )
+
+
+def started(
+    command: Sequence[str], cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A process that a test disturbs, in a session of its own; it keeps what is said."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
 
 
@@ -94,11 +109,7 @@ def numbered(n: int, **more: str) -> list[dict[str, str]]:
 
 
 def run_module(
-    n: int,
-    module: str,
-    *arguments: str,
-    timeout: float = 60,
-    env: Mapping[str, str] | None = None,
+    n: int, module: str, *arguments: str, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> list[Completed]:
     """Runs a `ranks_*.py` of the tests on n ranks: `run_module(2, "tests.slurm.ranks_slurm")`."""
     return run_ranks(n, ["-m", module, *arguments], timeout, env)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,16 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 
-from tests.ranks import ROOT, Completed, check_ended_well, clean_env, free_port, run_ranks
+from tests.ranks import (
+    ROOT,
+    Completed,
+    check_ended_well,
+    clean_env,
+    free_port,
+    run_ranks,
+    started,
+    words,
+)
 from utils.checkpoint import reader
 from utils.command import config, keys
 from utils.command.arguments import prepare
@@ -28,82 +37,57 @@ from utils.ranks.launchers import Launch
 # A TRM with everything that could depend on the ranks: carry, exploration, Q bootstrapping, puzzle
 # rows, averages. float64: recursion amplifies rounding, which in float32 would drown what is to be
 # compared.
-TINY_TRM = [
-    "arch=trm",
-    "arch.hidden_size=16",
-    "arch.num_heads=2",
-    "arch.expansion=1",
-    "arch.H_cycles=1",
-    "arch.L_cycles=2",
-    "arch.halt_max_steps=4",
-    "arch.puzzle_emb_len=1",
-    "arch.no_ACT_continue=false",
-    "arch.halt_exploration_prob=0.3",
-    "arch.forward_dtype=float64",
-    "ema=true",
-    "ema_rate=0.9",
-    "data.embedded.size=4",
-    "data.embedded.blanks=3",
-    "data.embedded.train=64",
-    "data.embedded.test=37",
-    "global_batch_size=24",
-    "epochs=24",
-    "eval_interval=24",
-    "lr=1e-2",
-    "lr_warmup_steps=5",
-    "puzzle_emb_lr=1e-3",
-]
+TINY_TRM = words("""
+    arch=trm arch.hidden_size=16 arch.num_heads=2 arch.expansion=1 arch.H_cycles=1 arch.L_cycles=2
+    arch.halt_max_steps=4 arch.puzzle_emb_len=1 arch.no_ACT_continue=false
+    arch.halt_exploration_prob=0.3 arch.forward_dtype=float64 ema=true ema_rate=0.9
+    data.embedded.size=4 data.embedded.blanks=3 data.embedded.train=64 data.embedded.test=37
+    global_batch_size=24 epochs=24 eval_interval=24 lr=1e-2 lr_warmup_steps=5 puzzle_emb_lr=1e-3
+""")
 # noise in training and in evaluations
-NOISY = [
-    "arch.random_start=true", "arch.damping=0.05", "arch.path_noise=0.1", "arch.eval_noise=0.3",
-    "arch.chains=3", "arch.loss.step_decay=0.7",
-]  # fmt: skip
+NOISY = words("""
+    arch.random_start=true arch.damping=0.05 arch.path_noise=0.1 arch.eval_noise=0.3 arch.chains=3
+    arch.loss.step_decay=0.7
+""")
 # guesses, some of them corrected, boards of different lengths
-TINY_SUDOKU = [
-    "arch=sudoku", "optim=adamw", "arch.hidden_size=8", "arch.passes=2",
-    "arch.forward_dtype=float64", "arch.loss.search_steps=12",
-    "data.embedded={size:4,blanks:9,train:64,test:37}", "ema=true", "ema_rate=0.9",
-    "global_batch_size=24", "epochs=24", "eval_interval=24", "lr=1e-2", "lr_warmup_steps=5",
-]  # fmt: skip
-TINY_CNN = [
-    "arch=cnn", "data=digits", "optim=adadelta", "arch.forward_dtype=float64",
-    "global_batch_size=32", "epochs=1", "eval_interval=1", "lr=1.0",
-]  # fmt: skip
-TINY_GPT = [
-    "arch=gpt",
-    "data=tokens",
-    "arch.num_layers=2",
-    "arch.hidden_size=16",
-    "arch.num_heads=2",
-    "arch.kv_heads=1",
-    "arch.mlp_width=24",
-    "arch.forward_dtype=float64",
-    "arch.loss.chunk_tokens=100",
-    "data.seq_len=16",
-    "data.val_tokens=500",
-    "data.max_new_tokens=8",
-    "data.embedded.mebibytes=1",
-    "global_batch_size=24",
-    "max_steps=23",
-    "eval_batch_size=8",
-    "lr=1e-2",
-    "lr_warmup_steps=5",
-]
-TINY_TMS = [
-    "experiment=tms_target", "arch.forward_dtype=float64", "global_batch_size=64", "max_steps=40",
-    "data.held_out=64",
-]  # fmt: skip
+TINY_SUDOKU = words("""
+    arch=sudoku optim=adamw arch.hidden_size=8 arch.passes=2 arch.forward_dtype=float64
+    arch.loss.search_steps=12 data.embedded={size:4,blanks:9,train:64,test:37} ema=true ema_rate=0.9
+    global_batch_size=24 epochs=24 eval_interval=24 lr=1e-2 lr_warmup_steps=5
+""")
+TINY_CNN = words("""
+    arch=cnn data=digits optim=adadelta arch.forward_dtype=float64 global_batch_size=32 epochs=1
+    eval_interval=1 lr=1.0
+""")
+TINY_GPT = words("""
+    arch=gpt data=tokens arch.num_layers=2 arch.hidden_size=16 arch.num_heads=2 arch.kv_heads=1
+    arch.mlp_width=24 arch.forward_dtype=float64 arch.loss.chunk_tokens=100 data.seq_len=16
+    data.val_tokens=500 data.max_new_tokens=8 data.embedded.mebibytes=1 global_batch_size=24
+    max_steps=23 eval_batch_size=8 lr=1e-2 lr_warmup_steps=5
+""")
+TINY_TMS = words("""
+    experiment=tms_target arch.forward_dtype=float64 global_batch_size=64 max_steps=40
+    data.held_out=64
+""")
 # its target is the net of TINY_GPT
 TINY_PREFIX = [
-    "arch=prefix",
-    "optim=adamw",
-    "arch.passage=12",
-    "arch.latents=3",
-    *(each for each in TINY_GPT if not each.startswith(("arch", "lr="))),
-    "lr=3e-2",
-    "arch.forward_dtype=float64",
-    "data.max_new_tokens=0",
+    *words("arch=prefix optim=adamw arch.passage=12 arch.latents=3"),
+    *(word for word in TINY_GPT if not word.startswith(("arch", "lr="))),
+    *words("lr=3e-2 arch.forward_dtype=float64 data.max_new_tokens=0"),
 ]
+# every loss, so that every kind of noise counts; its target is the net of TINY_TMS
+TINY_COMPONENTS = words("""
+    experiment=tms_5_2 arch.forward_dtype=float64 global_batch_size=48 max_steps=23
+    data.held_out=100 eval_every_steps=null data.probability=0.3 arch.C=8 eval_batch_size=16
+    arch.loss.warmup_steps=10 arch.loss.subset=1 arch.loss.minimality=1e-2 arch.loss.p=2
+    arch.loss.p_end=0.9 grad_clip=2
+""")
+# the same of the net of TINY_GPT
+GPT_COMPONENTS = words("""
+    experiment=decompose_lm arch.forward_dtype=float64 arch.C=6 data.seq_len=16 data.val_tokens=500
+    data.embedded.mebibytes=1 tokens_per_update=null global_batch_size=24 max_steps=23
+    arch.loss.layerwise=1 eval_every_steps=10 eval_batch_size=8
+""")
 FLOAT32 = ["arch.forward_dtype=float32"]
 EXACT = [*FLOAT32, "exact=true"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -114,14 +98,9 @@ MPIRUN = ["mpirun", *PATIENT, "--allow-run-as-root", "-np", "2", "--oversubscrib
 MPIRUN += ["--bind-to", "none", sys.executable]
 # Two ranks to which something happens.
 TROUBLED = [
-    *TINY_TRM,
-    *FLOAT32,
-    "max_steps=23",
-    "log_interval=4",
-    "checkpoint_interval=5",
-    "timeout_s=8",
-    "num_workers=1",
-]
+    *TINY_TRM, *FLOAT32,
+    *words("max_steps=23 log_interval=4 checkpoint_interval=5 timeout_s=8 num_workers=1"),
+]  # fmt: skip
 # Stopped after step 10, it is in the middle of an epoch and of a logging interval, with slots that
 # think on.
 INTERRUPTED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "num_workers=1"]
@@ -155,6 +134,9 @@ class Result:
 
     def weights(self, group: str = "model") -> dict[str, torch.Tensor]:
         return reader.load(self.directory, [group])[0][group]
+
+
+Once = Callable[..., Result]  # the fixture of conftest.py, called as `train` without a folder
 
 
 def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120) -> Result:
@@ -219,11 +201,15 @@ def learned(result: Result) -> list[dict]:
     ]
 
 
+def assert_same_bits(one: Result, other: Result) -> None:
+    """Everything in the last checkpoint and every logged metric is equal to the last bit."""
+    assert digest(one.directory) == digest(other.directory)
+    assert learned(one) == learned(other)
+
+
 def goes_on(directory: Path, undisturbed: Result) -> None:
     """The same command again, and the troubled run becomes the undisturbed one."""
-    again = train(directory, *TROUBLED, ranks=2)
-    assert digest(again.directory) == digest(undisturbed.directory)
-    assert learned(again) == learned(undisturbed)
+    assert_same_bits(train(directory, *TROUBLED, ranks=2), undisturbed)
 
 
 def status(directory: Path) -> dict[str, Any]:
@@ -247,15 +233,7 @@ def launched(
 ) -> subprocess.CompletedProcess[str]:
     """A launcher's end, and that of all who write where it does: of ranks that outlive it too."""
     env = clean_env(MASTER_PORT=str(free_port()), PET_MASTER_PORT=str(free_port()))
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    process = started(command, cwd, env)
     try:
         out, err = process.communicate(timeout=timeout)
     finally:

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
-from optim import agreement
+from optim.sync import agreement
+from tests.ranks import words
 from tests.runs import FLOAT32, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from utils.ranks.distributed import Dist
@@ -25,13 +26,8 @@ from utils.ranks.distributed import Dist
 FAR = torch.device("meta")
 BFLOAT16 = ["arch.forward_dtype=bfloat16"]
 ATTENTION = [*TINY_TRM, *BFLOAT16, "micro_batch_size=12", "grad_clip=1.0"]
-MIXING = [
-    *TINY_TRM,
-    *FLOAT32,
-    "arch.mlp_t=true",
-    "arch.pos_encodings=none",
-    "arch.no_ACT_continue=true",
-]
+MLPS = words("arch.mlp_t=true arch.pos_encodings=none arch.no_ACT_continue=true")
+MIXING = [*TINY_TRM, *FLOAT32, *MLPS]
 
 
 def on_cuda(test: Callable[..., None]) -> Callable[..., None]:

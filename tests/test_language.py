@@ -1,6 +1,4 @@
-"""Language models end to end: the same run at any number of ranks, what a prompt becomes, and
-Llama's folders in and out.
-"""
+"""Language models end to end: what a prompt becomes, and Llama's folders in and out."""
 
 from __future__ import annotations
 
@@ -13,54 +11,20 @@ import pytest
 from data.build import tokens as builder
 from data.language.sample import shown
 from models.language import llama
-from tests.ranks import assert_one_line, run_line
-from tests.runs import (
-    EXACT,
-    QUIET,
-    TINY_GPT,
-    Result,
-    assert_same_run,
-    digest,
-    launched,
-    learned,
-    stopped,
-    train,
-)
+from tests.ranks import assert_one_line, run_line, words
+from tests.runs import QUIET, TINY_GPT, Once, Result, launched, train
 
 
-@pytest.fixture(scope="module")
-def gpt(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    """A tiny language model on one rank."""
-    return train(tmp_path_factory.mktemp("gpt") / "run", *TINY_GPT, "ema=true", "ema_rate=0.9")
+@pytest.fixture
+def gpt(once: Once) -> Result:
+    return once(*TINY_GPT, "ema=true", "ema_rate=0.9")
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_number_of_ranks_and_micro_batches_changes_nothing(
-    ranks: int, gpt: Result, tmp_path: Path
-) -> None:
-    other = train(
-        tmp_path / "run", *TINY_GPT, "ema=true", "ema_rate=0.9", "micro_batch_size=3", ranks=ranks
-    )
-    assert_same_run(gpt, other)
-    losses = gpt.series("train/loss")
-    assert losses[-1] < losses[0] - 1, "it learns nothing: the test shows little"
+def test_bits_per_byte_are_those_of_the_loss(gpt: Result) -> None:
     for loss, bits in zip(gpt.series("eval/loss"), gpt.series("eval/bpb"), strict=True):
         assert bits == pytest.approx(loss / math.log(2), rel=2e-2), (
             "bytes, and hardly a token that begins a file"
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["data.documents=true"]], ids=["plain", "documents"])
-def test_exact_runs_are_equal_to_the_bit_and_go_on_at_other_ranks(
-    more: list[str], tmp_path: Path
-) -> None:
-    arguments = [*TINY_GPT, *EXACT, "log_interval=4", *more]
-    one = train(tmp_path / "one", *arguments)
-    stopped(tmp_path / "run", *arguments, ranks=4)
-    again = train(tmp_path / "run", *arguments, ranks=2)
-    assert digest(again.directory) == digest(one.directory)
-    assert learned(again) == learned(one)
 
 
 def shown_by_transformers(folder: Path, prompt: str, length: int) -> str:
@@ -83,20 +47,12 @@ def test_recipes_generate_the_same_text_in_transformers(recipe: str, tmp_path: P
     if recipe == "shakespeare":
         built = ["--input", str(texts), "--tokenizer", "bytes", "--val-share", "0.1"]
     assert builder.main([*built, "--output-dir", str(tmp_path / "data")]) == 0
-    run = train(
-        tmp_path / "run",
-        f"experiment={recipe}",
-        f"data_path={tmp_path}/data",
-        "arch.num_layers=2",
-        "arch.hidden_size=48",
-        "arch.forward_dtype=float32",
-        "max_steps=60",
-        "tokens_per_update=null",
-        "global_batch_size=16",
-        "data.seq_len=48",
-        "data.val_tokens=500",
-        "eval_every_steps=null",
-    )
+    tiny = words(f"""
+        experiment={recipe} data_path={tmp_path}/data arch.num_layers=2 arch.hidden_size=48
+        arch.forward_dtype=float32 max_steps=60 tokens_per_update=null global_batch_size=16
+        data.seq_len=48 data.val_tokens=500 eval_every_steps=null
+    """)
+    run = train(tmp_path / "run", *tiny)
     asked = ["eval_only=true", "data.prompt=7 is", "data.temperature=0", "data.max_new_tokens=30"]
     ours = train(tmp_path / "asked", f"checkpoint={run.directory}", *asked).stdout
     (text,) = [line for line in ours.splitlines() if line.startswith("7 is")]

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, until
-from tests.runs import EXACT, QUIET, TINY_TRM, Result, digest, launched, status, train
+from tests.ranks import ROOT, started, until
+from tests.runs import EXACT, QUIET, TINY_TRM, Once, Result, digest, launched, status
 from utils.rundir.status import state_of
 
 SCRIPTS = sorted(path for path in (ROOT / "launch").iterdir() if path.suffix != ".md")
 RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=40", *QUIET]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture
+def alone(once: Once) -> str:
     """The digest of one process that nobody disturbs."""
-    return digest(train(tmp_path_factory.mktemp("alone") / "run", *RUN).directory)
+    return digest(once(*RUN).directory)
 
 
 def script(
@@ -84,20 +84,9 @@ def test_an_mpi_run_is_killed_and_goes_on_with_more_ranks(
     if not shutil.which(mpirun):
         pytest.skip(f"no {mpirun} here")
     variables = {**os.environ, "PYTHON": sys.executable, "MPIRUN": mpirun, "RANKS": "2"}
-    command = [
-        str(ROOT / "launch" / "mpirun.sh"),
-        *RUN,
-        "checkpoint_interval=3",
-        f"checkpoint_path={tmp_path}/run",
-    ]
-    process = subprocess.Popen(
-        command,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    path = f"checkpoint_path={tmp_path}/run"
+    command = [str(ROOT / "launch" / "mpirun.sh"), *RUN, "checkpoint_interval=3", path]
+    process = started(command, env=variables)
     try:
         metrics = tmp_path / "run" / "metrics.jsonl"
         assert until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 6, 60)

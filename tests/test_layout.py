@@ -88,6 +88,19 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
         } <= ALLOWED[room], path
 
 
+@pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
+def test_what_is_imported_from_this_repository_is_there(folder: str) -> None:
+    """Also by the files that only slow tests, a GPU or Slurm start."""
+    published = "bench_step.py"  # it also imports the models of others
+    for path in (file for file in sources(folder) if file.name != published):
+        for name in imports(path):
+            module, _, attribute = name.rpartition(".")
+            if top({name}) & OURS and module:
+                file, inside = (ROOT / each.replace(".", "/") for each in (module, name))
+                there = file.with_suffix(".py").exists() or inside.with_suffix(".py").exists()
+                assert there or inside.is_dir(), f"{path}: there is no {attribute} in {module}"
+
+
 def test_every_folder_of_utils_is_a_room() -> None:
     within = [path.relative_to(ROOT / "utils").parts for path in sources("utils")]
     folders = {f"utils.{parts[0]}" for parts in within if len(parts) > 1}

@@ -14,7 +14,7 @@ import pretrain
 from models.objective import trained
 from optim.trial import remembered
 from tests.making import needs_of
-from tests.ranks import check_ended_well, run_ranks
+from tests.ranks import check_ended_well, run_ranks, words
 from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_GPT, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from utils.measure import capacity
@@ -43,16 +43,9 @@ def test_cards_that_are_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     device = torch.device("cuda", 0)
-    arguments = [
-        *TINY_GPT,
-        "arch.hidden_size=256",
-        "arch.kv_heads=2",  # in float32 PyTorch has no fused kernel for shared keys on CUDA
-        "arch.mlp_width=1024",
-        "data.seq_len=512",
-        *FLOAT32,
-        "compile=false",
-        "device=cuda",
-    ]
+    # in float32 PyTorch has no fused kernel for shared keys on CUDA
+    wide = "arch.hidden_size=256 arch.kv_heads=2 arch.mlp_width=1024 data.seq_len=512"
+    arguments = [*TINY_GPT, *FLOAT32, *words(f"{wide} compile=false device=cuda")]
     trainer = trainer_on(Dist(device=device), tmp_path, *arguments)
     counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24

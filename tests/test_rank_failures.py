@@ -9,16 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import (
-    BOUND_S,
-    TROUBLED,
-    Result,
-    digest,
-    faulty,
-    goes_on,
-    seconds_since,
-    status,
-)
+from tests.runs import BOUND_S, TROUBLED, Result, digest, faulty, goes_on, seconds_since, status
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ import pytest
 from data.build import maze
 from tests.browser import opened, take_picture
 from tests.data.recursive.arc_helpers import built, write_folder
-from tests.runs import TINY_CNN, TINY_GPT, TINY_TRM, train
-from tests.test_decomposition import TMS
+from tests.runs import TINY_CNN, TINY_COMPONENTS, TINY_GPT, TINY_TRM, train
 
 OWN_DATA = [argument for argument in TINY_TRM if not argument.startswith("data.embedded")]
 BY_STEP = ["Accuracy by thinking step", "Cells fixed and broken by step", "Halting steps"]
@@ -49,7 +48,7 @@ def arguments(task: str, folder: Path, request: pytest.FixtureRequest) -> list[s
             return [*TINY_CNN, *short]
         case "text":
             return [*TINY_GPT, *short]
-    return [*TMS, *short, f"arch.target={request.getfixturevalue('tms_target')}"]
+    return [*TINY_COMPONENTS, *short, f"arch.target={request.getfixturevalue('tms_target')}"]
 
 
 @pytest.mark.slow

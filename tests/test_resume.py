@@ -8,24 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import words
 from tests.runs import (
     EXACT,
     INTERRUPTED,
     STOPPED,
     TINY_CNN,
+    TINY_GPT,
+    TINY_PREFIX,
+    Once,
     Result,
+    assert_same_bits,
     digest,
     faulty,
-    learned,
     status,
     stopped,
     train,
 )
-
-
-@pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return train(tmp_path_factory.mktemp("exact") / "run", *INTERRUPTED, *EXACT)
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: Path) -> None:
@@ -33,36 +32,40 @@ def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: P
     assert "SIGTERM after step 10: stopped; the same command goes on from there" in done.stderr
     ended = status(tmp_path / "run")
     assert (ended["state"], ended["step"], ended["exit_status"]) == ("stopped", 10, STOPPED)
-    again = train(tmp_path / "run", *INTERRUPTED)
-    assert digest(again.directory) == digest(undisturbed.directory)
-    assert learned(again) == learned(undisturbed)
+    assert_same_bits(train(tmp_path / "run", *INTERRUPTED), undisturbed)
     assert status(tmp_path / "run")["state"] == "finished"
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing is moved aside"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (4, 1), (4, 2), (4, 8)])
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [
+        *(("trm", *ranks) for ranks in ((2, 1), (4, 1), (4, 2), (4, 8))),
+        ("gpt", 4, 2),
+        ("gpt, documents", 4, 2),
+        ("latent", 2, 2),
+    ],
+)
 def test_exact_runs_go_on_at_any_number_of_ranks(
-    exact: Result, before: int, after: int, tmp_path: Path
+    what: str, before: int, after: int, gpt_target: Path, once: Once, tmp_path: Path
 ) -> None:
-    stopped(tmp_path / "run", *INTERRUPTED, *EXACT, ranks=before)
-    again = train(tmp_path / "run", *INTERRUPTED, *EXACT, ranks=after, timeout=200)
-    assert digest(again.directory) == digest(exact.directory)
-    assert learned(again) == learned(exact)
+    line = {
+        "trm": INTERRUPTED,
+        "gpt": [*TINY_GPT, "log_interval=4"],
+        "gpt, documents": [*TINY_GPT, "log_interval=4", "data.documents=true"],
+        "latent": [*TINY_PREFIX, "log_interval=4", f"arch.target={gpt_target}"],
+    }[what]
+    stopped(tmp_path / "run", *line, *EXACT, ranks=before)
+    again = train(tmp_path / "run", *line, *EXACT, ranks=after, timeout=200)
+    assert_same_bits(again, once(*line, *EXACT))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optim", ["adadelta", "adamw", "muon"])
 def test_every_optimizer_remembers(optim: str, tmp_path: Path) -> None:
-    arguments = [
-        *(INTERRUPTED if optim == "muon" else TINY_CNN),
-        f"optim={optim}",
-        "lr=1e-2",
-        "max_steps=6",
-        "num_workers=0",
-        "checkpoint_interval=3",
-        "keep=null",
-    ]
+    keys = words(f"optim={optim} lr=1e-2 max_steps=6 num_workers=0 checkpoint_interval=3 keep=null")
+    arguments = [*(INTERRUPTED if optim == "muon" else TINY_CNN), *keys]
     one = train(tmp_path / "run", *arguments)
     two = train(tmp_path / "two", *arguments, f"resume={tmp_path}/run/checkpoints/step_3")
     assert two.rows[0]["step"] == 4
@@ -77,9 +80,7 @@ def test_evaluation_that_was_cut_short_is_made_up_for(tmp_path: Path) -> None:
     done = faulty(tmp_path / "run", "SIGUSR1@predict", 0, 3, *arguments)
     assert done[0].returncode == 138, done[0].stderr
     assert status(tmp_path / "run")["state"] == "requeue"
-    again = train(tmp_path / "run", *arguments)
-    assert learned(again) == learned(one)
-    assert digest(again.directory) == digest(one.directory)
+    assert_same_bits(train(tmp_path / "run", *arguments), one)
 
 
 @pytest.mark.slow
@@ -87,15 +88,9 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     """The best by a metric that grows from step to step is the first; by one that falls, the
     last.
     """
-    arguments = [
-        *INTERRUPTED,
-        "epochs=24",
-        "eval_interval=4",
-        "max_steps=60",
-        "lr=1e-3",
-        "keep=1",
-        "objective_metric=-eval/lm_loss",
-    ]
+    best_of = "keep=1 objective_metric=-eval/lm_loss"
+    keys = words(f"epochs=24 eval_interval=4 max_steps=60 lr=1e-3 {best_of}")
+    arguments = [*INTERRUPTED, *keys]
     run = train(tmp_path / "run", *arguments)
     losses = {row["step"]: row["eval/lm_loss"] for row in run.rows if "eval/lm_loss" in row}
     best = min(losses, key=lambda step: losses[step])

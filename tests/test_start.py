@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.ranks import run_ranks
+from tests.ranks import check_ended_well, run_line, run_ranks, words
 from tests.runs import (
     FLOAT32,
     INTERRUPTED,
     QUIET,
     STOPPED,
+    TINY_CNN,
     TINY_TRM,
     TROUBLED,
     Result,
@@ -26,6 +30,7 @@ from tests.runs import (
     train,
 )
 from tests.utils.checkpoint.helpers import declare
+from utils.rundir.folders import Lock
 
 # a step that changes no weight
 STILL = [*INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", "weight_decay=0"]
@@ -37,6 +42,17 @@ def refusal(directory: Path, *arguments: str) -> str:
     assert done.returncode == 2, done.stdout
     assert done.stderr.count("\n") == 1
     return done.stderr
+
+
+def assert_same_weights(one: Result, other: Result) -> None:
+    for name, tensor in other.weights().items():
+        assert torch.equal(one.weights()[name], tensor), name
+
+
+@pytest.fixture
+def copied(undisturbed: Result, tmp_path: Path) -> Path:
+    """A run that a test may damage."""
+    return shutil.copytree(undisturbed.directory, tmp_path / "run")
 
 
 def test_a_finished_run_says_so(undisturbed: Result) -> None:
@@ -70,8 +86,7 @@ def test_a_finished_run_can_be_made_longer(undisturbed: Result, tmp_path: Path) 
     short = train(tmp_path / "run", *INTERRUPTED, "max_steps=9")
     longer = train(short.directory, *INTERRUPTED)
     assert {row["step"] for row in longer.rows} > {23, 9}
-    for name, tensor in undisturbed.weights().items():
-        assert torch.equal(longer.weights()[name], tensor), name
+    assert_same_weights(longer, undisturbed)
     assert "is already at step 23" not in longer.stdout
     assert "max_steps=9: that is 9 steps, and the run has done 23" in refusal(
         short.directory, *INTERRUPTED, "max_steps=9"
@@ -102,18 +117,12 @@ def test_changes_that_do_not_touch_the_run_are_accepted(
     undisturbed: Result, tmp_path: Path
 ) -> None:
     stopped(tmp_path / "run", *INTERRUPTED)
-    changes = [
-        "log_interval=7",
-        "num_workers=0",
-        "timeout_s=33",
-        "keep=3",
-        "eval_save_outputs=[answer]",
-        "checkpoint_interval=5",
-        "on_nonfinite=skip",
-    ]
+    changes = words("""
+        log_interval=7 num_workers=0 timeout_s=33 keep=3 eval_save_outputs=[answer]
+        checkpoint_interval=5 on_nonfinite=skip
+    """)
     again = train(tmp_path / "run", *INTERRUPTED, *changes)
-    for name, tensor in undisturbed.weights().items():
-        assert torch.equal(again.weights()[name], tensor), name
+    assert_same_weights(again, undisturbed)
 
 
 @pytest.mark.slow
@@ -159,8 +168,7 @@ def test_a_run_without_a_whole_checkpoint_is_not_begun_again_unasked(
 @pytest.mark.slow
 def test_init_from_takes_the_weights_alone(undisturbed: Result, tmp_path: Path) -> None:
     fresh = train(tmp_path / "run", *STILL, f"init_from={undisturbed.directory}")
-    for name, tensor in undisturbed.weights().items():
-        assert torch.equal(fresh.weights()[name], tensor), name
+    assert_same_weights(fresh, undisturbed)
     assert fresh.rows[0]["step"] == 1
 
 
@@ -192,36 +200,33 @@ def spoil(checkpoints: Path, step: int) -> None:
     declare(folder)
 
 
-def test_a_checkpoint_that_does_not_fit_is_one_line(undisturbed: Result, tmp_path: Path) -> None:
-    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
-    spoil(run / "checkpoints", 23)
-    line = refusal(run, *INTERRUPTED)
-    assert line.startswith(f"error: checkpoint_path={run}: no checkpoint there fits (step_23: ")
+def test_a_checkpoint_that_does_not_fit_is_one_line(copied: Path) -> None:
+    spoil(copied / "checkpoints", 23)
+    line = refusal(copied, *INTERRUPTED)
+    assert line.startswith(f"error: checkpoint_path={copied}: no checkpoint there fits (step_23: ")
     assert "has shape (3, 17, 17) there and (3, 17, 16) here" in line
     assert line.endswith("add resume=false to move all that aside and begin again\n")
 
 
-def test_a_checkpoint_of_another_version_is_one_line(undisturbed: Result, tmp_path: Path) -> None:
-    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
-    for step in (run / "checkpoints").glob("step_*"):
+def test_a_checkpoint_of_another_version_is_one_line(copied: Path, tmp_path: Path) -> None:
+    for step in (copied / "checkpoints").glob("step_*"):
         meta = json.loads((step / "meta.json").read_text())
         del meta["data"]
         (step / "meta.json").write_text(json.dumps(meta))
         declare(step)
-    line = refusal(run, *INTERRUPTED)
-    assert line.startswith(f"error: checkpoint_path={run}: written by another version, ")
-    line = refusal(tmp_path / "other", f"resume={run}", *INTERRUPTED)
-    assert line.startswith(f"error: resume={run}")
+    line = refusal(copied, *INTERRUPTED)
+    assert line.startswith(f"error: checkpoint_path={copied}: written by another version, ")
+    line = refusal(tmp_path / "other", f"resume={copied}", *INTERRUPTED)
+    assert line.startswith(f"error: resume={copied}")
     assert "another version" in line
 
 
-def test_another_way_to_compute_is_said(undisturbed: Result, tmp_path: Path) -> None:
-    run = shutil.copytree(undisturbed.directory, tmp_path / "run")
-    step = run / "checkpoints" / "step_23"
+def test_another_way_to_compute_is_said(copied: Path) -> None:
+    step = copied / "checkpoints" / "step_23"
     meta = json.loads((step / "meta.json").read_text())
     (step / "meta.json").write_text(json.dumps({**meta, "compile": True, "device": "cuda"}))
     declare(step)
-    said = train(run, *INTERRUPTED).stdout
+    said = train(copied, *INTERRUPTED).stdout
     assert "compile: true when the checkpoint was written, false now" in said
     assert "device: cuda when the checkpoint was written, cpu now" in said
 
@@ -253,3 +258,51 @@ def test_two_ranks_go_back_together(undisturbed_pair: Result, tmp_path: Path) ->
         assert {rank.returncode for rank in done} == {2}
         assert "".join(rank.stderr for rank in done).count("\n") == 1
         assert "no checkpoint there fits (step_23: " in done[0].stderr
+
+
+# ---- beside a live run, which owns its directory
+
+SMALL = [*TINY_CNN, *QUIET, "max_steps=3", "num_workers=0", "project_name=p"]
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    lock = Lock(run)
+    assert lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path: Path) -> None:
+    damaged = tmp_path / "x" / "checkpoints" / "step_5"
+    damaged.mkdir(parents=True)  # a reader would have something to say about it
+    with held(tmp_path / "x"):
+        paths = f"data_path={tmp_path}", f"checkpoint_path={tmp_path}/x"  # there is no dataset
+        done = run_ranks(2, ["pretrain.py", *SMALL, *paths])
+    assert [rank.returncode for rank in done] == [2, 2]
+    said = f"checkpoint_path={tmp_path}/x: another run (which has just begun) writes there"
+    assert said in done[0].stderr
+    assert sum(rank.stderr.count("\n") for rank in done) == 1
+    assert done[0].stdout == ""
+    assert os.listdir(tmp_path) == ["x"]
+    assert os.listdir(tmp_path / "x") == ["checkpoints"]
+
+
+@pytest.mark.slow
+def test_an_evaluation_leaves_the_training_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "p"
+    check_ended_well(run_line([*SMALL, "run_name=x"], tmp_path))
+    before = digest(folder / "x")
+    with held(folder / "x"):  # as while it is being trained
+        for _ in range(2):
+            evaluates = ["run_name=x", "eval_only=true", "checkpoint=runs/p/x"]
+            check_ended_well(run_line([*SMALL, *evaluates], tmp_path))
+    assert sorted(os.listdir(folder)) == ["x", "x-evaluation", "x-evaluation-2"]
+    assert all(
+        len(Result(folder / f"x-evaluation{number}").series("eval/accuracy")) == 1
+        for number in ("", "-2")
+    )
+    assert digest(folder / "x") == before
+    assert status(folder / "x")["state"] == status(folder / "x-evaluation")["state"] == "finished"

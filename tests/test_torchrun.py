@@ -14,14 +14,14 @@ from tests.runs import (
     MPIRUN,
     TORCHRUN,
     TROUBLED,
+    Once,
     Result,
+    assert_same_bits,
     digest,
     goes_on,
     launched,
-    learned,
     planted,
     status,
-    train,
 )
 
 pytestmark = pytest.mark.slow
@@ -32,22 +32,16 @@ USR1_TOO = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 NEEDS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun here")
 
 
-@pytest.fixture(scope="module")
-def longer(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    return train(tmp_path_factory.mktemp("longer") / "run", *LONGER, ranks=2)
-
-
 @pytest.mark.parametrize("seed", range(0, 20, 4))
 def test_torchrun_restarts_a_run_whose_ranks_are_killed(
-    seed: int, longer: Result, tmp_path: Path
+    seed: int, once: Once, tmp_path: Path
 ) -> None:
     """Four kills each, of either rank, at steps and moments of their own."""
     fault = planted(tmp_path / "run", "kill@objective", "random", seed, *LONGER)
     done = launched([*TWO, "--max-restarts", "4", *fault])
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("FAULT kill") == 4
-    assert digest(tmp_path / "run") == digest(longer.directory)
-    assert learned(Result(tmp_path / "run")) == learned(longer)
+    assert_same_bits(Result(tmp_path / "run"), once(*LONGER, ranks=2))
 
 
 def test_two_agents_restart_a_run_though_only_that_of_the_killed_rank_counts(

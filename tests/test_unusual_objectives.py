@@ -12,23 +12,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from contract import RunSettings
-from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
+from data.source import source_of
+from tests.ranks import Completed, assert_one_line, check_ended_well, run_module, words
 from tests.ranks_unusual_objectives import HIDDEN, LogOfSum, Net
 from tests.runs import QUIET, TINY_CNN, Result, config_of
-from utils.command.instantiate import make
 
 slow = pytest.mark.slow
 STEPS, LR = 5, 0.05
-DIGITS = [
-    *TINY_CNN,
-    "optim=sgd",
-    f"max_steps={STEPS}",
-    f"lr={LR}",
-    "lr_warmup_steps=0",
-    "weight_decay=0.1",
-    "num_workers=0",
-]
+SGD = f"optim=sgd max_steps={STEPS} lr={LR} lr_warmup_steps=0 weight_decay=0.1 num_workers=0"
+DIGITS = [*TINY_CNN, *words(SGD)]
 FLOAT32 = "arch.forward_dtype=float32"
 
 
@@ -61,7 +53,7 @@ def reference() -> tuple[list[float], dict[str, Tensor]]:
     alone.
     """
     config = config_of(*DIGITS)
-    source = make(config.data, "data", RunSettings.of(config))
+    source = source_of(config.plain())
     torch.manual_seed(config.seed)
     objective = LogOfSum(Net(source.spec)).double()
     optimizer = torch.optim.SGD(objective.parameters(), lr=LR, momentum=0.9, weight_decay=0.1)

@@ -1,11 +1,10 @@
-"""Gradient reduction on 2 gloo ranks: our buffer, one blocking call per parameter, DDP.
+"""Gradient reduction on 2 gloo ranks: our buffer and DDP.
 
     python -m tests.bench.bench_allreduce
 
-The ways run in turns inside one process group, so that whatever else the machine does hits all
+Both run in turns inside one process group, so that whatever else the machine does hits both
 alike. Each is timed from clearing the gradients until the reduced ones are there, by the clock (the
-slowest rank's time) and in CPU time (that of all ranks), which says more on a loaded machine. None
-looks for infinities.
+slowest rank's time) and in CPU time (that of all ranks), which says more on a loaded machine.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from operator import truediv
 from typing import Any
 
 import torch
@@ -105,20 +103,6 @@ def ours(net: nn.Module, dist: Dist) -> Step:
     return step
 
 
-def per_parameter(net: nn.Module, dist: Dist) -> Step:
-    def step(tokens: Tensor) -> tuple[float, float]:
-        loss = net(tokens).square().sum()
-        start = Clocks(dist)
-        net.zero_grad()
-        loss.backward()
-        for p in net.parameters():
-            c10d.all_reduce(p.grad)
-            p.grad /= dist.world_size
-        return start.passed()
-
-    return step
-
-
 def ddp(net: nn.Module, dist: Dist) -> Step:
     wrapped = nn.parallel.DistributedDataParallel(
         net, gradient_as_bucket_view=True, broadcast_buffers=False
@@ -134,11 +118,7 @@ def ddp(net: nn.Module, dist: Dist) -> Step:
     return step
 
 
-WAYS: dict[str, Callable] = {
-    "ours": ours,
-    "per parameter": per_parameter,
-    "DDP": ddp,
-}
+WAYS: dict[str, Callable] = {"ours": ours, "DDP": ddp}
 
 
 def measure(
@@ -162,35 +142,21 @@ def measure(
     return times
 
 
-def row(name: str, size: int, clock: str, of_ways: dict[str, list[float]]) -> str:
-    """Returns a row of the table."""
-    one, *others = ((statistics.median(ms), min(ms)) for ms in of_ways.values())
-    columns = "".join(f"{f'{median:.1f} ({best:.1f})':>15}" for median, best in (one, *others))
-    ratios = "".join(
-        f"{'{:.2f} ({:.2f})'.format(*map(truediv, other, one)):>19}" for other in others
-    )
-    return f"{name:18}{size / 1e6:>5.1f}M{clock:>6}{columns}{ratios}"
-
-
 def one_rank() -> None:
     torch.manual_seed(0)
     dist = distributed.start(device="cpu")
     try:
         if dist.is_main:
             print(
-                f"milliseconds, median (best) of {ROUNDS} rounds; ratios of the medians (of the"
-                " bests), above 1: ours is faster"
-            )
-            print(
-                f"{'net':18}{'size':>6}{'by':>6}"
-                + "".join(f"{way:>15}" for way in WAYS)
-                + "".join(f"{way + '/ours':>19}" for way in list(WAYS)[1:])
+                "| net | weights | by | ours, ms | DDP, ms | DDP/ours |\n|---|---|---|---|---|---|"
             )
         for name, (build, tokens) in nets().items():
             size = sum(p.numel() for p in build().parameters())
-            for clock, of_ways in measure(dist, build, tokens).items():
+            for clock, times in measure(dist, build, tokens).items():
+                mine, theirs = (statistics.median(times[way]) for way in WAYS)
                 if dist.is_main:
-                    print(row(name, size, clock, of_ways), flush=True)
+                    cells = f"{mine:.1f} | {theirs:.1f} | {theirs / mine:.2f}"
+                    print(f"| {name} | {size / 1e6:.1f}M | {clock} | {cells} |", flush=True)
     finally:
         distributed.stop()
 
@@ -199,12 +165,8 @@ def main() -> None:
     if "RANK" in os.environ:
         one_rank()
     else:
-        print(
-            check_ended_well(run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=600))[
-                0
-            ].stdout,
-            end="",
-        )
+        done = run_ranks(RANKS, ["-m", "tests.bench.bench_allreduce"], timeout=600)
+        print(check_ended_well(done)[0].stdout, end="")
 
 
 if __name__ == "__main__":

@@ -82,26 +82,12 @@ def main() -> None:
         check_checkout("--trm", options.trm, "dataset/build_arc_dataset.py")
     with tempfile.TemporaryDirectory() as scratch:
         data = options.data or made_up(Path(scratch))
-        ours = [
-            "-m",
-            "data.build.arc",
-            "--train",
-            f"{data}_training",
-            "--test",
-            f"{data}_evaluation",
-            "--num-aug",
-            options.num_aug,
-        ]
-        commands = {"data.build.arc": [*ours, "--output-dir", f"{scratch}/ours"]}
+        ours = ["--train", f"{data}_training", "--test", f"{data}_evaluation"]
+        ours += ["--num-aug", options.num_aug, "--output-dir", f"{scratch}/ours"]
+        commands = {"data.build.arc": ["-m", "data.build.arc", *ours]}
         if options.trm:
-            commands["TRM's builder"] = [
-                "-c",
-                PUBLISHED,
-                options.trm,
-                data,
-                f"{scratch}/theirs",
-                options.num_aug,
-            ]
+            theirs = [options.trm, data, f"{scratch}/theirs", options.num_aug]
+            commands["TRM's builder"] = ["-c", PUBLISHED, *theirs]
         figures = {name: measured([sys.executable, *command]) for name, command in commands.items()}
     for name, (clock, computing, memory) in figures.items():
         print(

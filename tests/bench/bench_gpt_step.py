@@ -32,6 +32,7 @@ from optim.groups import build_dense
 from tests.data.language.token_helpers import write_bin
 from tests.gpu.parts import COLUMNS, measured
 from tests.making import make_objective
+from tests.ranks import words
 from tests.runs import config_of
 from utils.measure import hardware
 from utils.measure.capacity import META
@@ -120,29 +121,24 @@ def keys_of(size: Size, data: str) -> list[str]:
     draws = np.random.default_rng(0)
     for name, tokens in (("train", 4_000_000), ("val", 100_000)):
         write_bin(Path(data, f"{name}.bin"), draws.integers(0, size.vocabulary, tokens))
-    return [
-        *("arch=gpt", "data=tokens", "optim=adamw_matrices", "grad_clip=1.0", "compile=true"),
-        *("arch.forward_dtype=bfloat16", "arch.tied=true", f"arch.mlp_width={8 * size.width // 3}"),
-        f"arch.num_layers={size.layers}",
-        f"arch.hidden_size={size.width}",
-        f"arch.num_heads={size.heads}",
-        f"data.seq_len={size.length}",
-        f"data.vocab_size={size.vocabulary}",
-        f"data_path={data}",
-        f"global_batch_size={size.rows}",
-        *("max_steps=80", "log_interval=10", "eval_every_steps=null"),
-    ]
+    return words(f"""
+        arch=gpt data=tokens optim=adamw_matrices grad_clip=1.0 compile=true
+        arch.forward_dtype=bfloat16 arch.tied=true arch.mlp_width={8 * size.width // 3}
+        arch.num_layers={size.layers} arch.hidden_size={size.width} arch.num_heads={size.heads}
+        data.seq_len={size.length} data.vocab_size={size.vocabulary} data_path={data}
+        global_batch_size={size.rows} max_steps=80 log_interval=10 eval_every_steps=null
+    """)
 
 
 def check_same_work(keys: list[str], net: Any, optimizer: torch.optim.Optimizer) -> None:
     """Our run, as these keys describe it, and nanoGPT's have nets and updates of one size."""
     config = config_of(*keys)
-    source = source_of(config)
+    source = source_of(config.plain())
     objective = build(config.arch, config.seed, source.spec, META)
     vocabulary, weights = source.spec.vocab_size, sum(p.numel() for p in objective.parameters())
     assert vocabulary == net.config.vocab_size
     assert weights == net.get_num_params(), "which leaves out learned positions; ours has none"
-    (own,) = build_dense(config.optim.dense, dict(objective.named_parameters()))
+    (own,) = build_dense(config.optim["dense"], dict(objective.named_parameters()))
     for each in (own, optimizer):
         assert isinstance(each, torch.optim.AdamW)
         assert all(group["fused"] for group in each.param_groups)

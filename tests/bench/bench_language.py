@@ -32,7 +32,7 @@ from data.language.python_text import python_text
 from data.source import source_of
 from tests.bench.checkouts import check_checkout
 from tests.bench.ngram import log_probabilities
-from tests.ranks import ROOT
+from tests.ranks import ROOT, words
 from tests.runs import Result, config_of
 from utils.errors import exit_status
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 def library() -> None:
     """Prints the bits per held-out byte of n-gram models and of xz."""
-    source = source_of(config_of("experiment=lm"))
+    source = source_of(config_of("experiment=lm").plain())
     corpus = python_text(64)
     train, held_out = (as_bytes(corpus.files[split][0]) for split in ("train", "val"))
     labels = held_out_rows(source)[:, 1:]
@@ -103,7 +103,7 @@ def library() -> None:
 
 def shakespeare(folder: Path, data: str) -> None:
     """Prints the row of an n-gram model that has counted the training text once."""
-    source = source_of(config_of("experiment=shakespeare", f"data_path={data}"))
+    source = source_of(config_of("experiment=shakespeare", f"data_path={data}").plain())
     asked = int((held_out_rows(source)[:, 1:] != IGNORE).sum())
     text = np.load(f"{data}/train_000000.npy")
     # of nanoGPT's files two bytes are a character; ours begin with a token that is none
@@ -155,19 +155,9 @@ def nanogpt(name: str, folder: Path, scratch: str, *more: str) -> float:
 def ours(steps: int, scratch: str) -> float:
     """Trains the recipe for so many steps. Returns the CPU seconds, start and end included."""
     run_folder = Path(scratch, f"run-{steps}")
-    _, seconds = run(
-        [
-            "pretrain.py",
-            "experiment=shakespeare",
-            f"data_path={scratch}/data",
-            f"checkpoint_path={run_folder}",
-            "arch.forward_dtype=float32",
-            f"max_steps={steps}",
-            "eval_every_steps=null",
-            "wandb.mode=disabled",
-        ],
-        ROOT,
-    )
+    keys = f"experiment=shakespeare data_path={scratch}/data checkpoint_path={run_folder}"
+    keys += f" arch.forward_dtype=float32 max_steps={steps} eval_every_steps=null"
+    _, seconds = run(words(f"pretrain.py {keys} wandb.mode=disabled"), ROOT)
     nats = Result(run_folder).series("eval/loss")[-1]
     print_row("experiment=shakespeare", f"{steps:,}", nats, seconds)
     return seconds

@@ -19,47 +19,34 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from tests.bench.checkouts import check_checkout
 from tests.bench.turns import Process, serve
+from tests.ranks import words
 from utils.errors import exit_status
 
-SIZES: dict[str, Any] = {
-    "halt_exploration_prob": 0.1,
-    "halt_max_steps": 16,
-    "hidden_size": 512,
-    "num_heads": 8,
-    "expansion": 4.0,
-    "puzzle_emb_ndim": 512,
+SIZES = words("""
+    halt_exploration_prob=0.1 halt_max_steps=16 hidden_size=512 num_heads=8 expansion=4.0
+    puzzle_emb_ndim=512
+""")
+TRM = [
+    *SIZES,
+    *words("H_cycles=3 L_cycles=6 H_layers=0 L_layers=2 puzzle_emb_len=16 no_ACT_continue=true"),
+]
+MIXING = words("mlp_t=true pos_encodings=none")
+DEMO = words("""
+    hidden_size=128 num_heads=4 expansion=2.0 puzzle_emb_ndim=128 puzzle_emb_len=1 halt_max_steps=8
+    H_cycles=1 L_cycles=2
+""")
+KEYS = {
+    "hrm": [*SIZES, *words("H_cycles=2 L_cycles=2 H_layers=4 L_layers=4 pos_encodings=rope")],
+    "trm": [*TRM, "pos_encodings=rope"],
+    "trm_mlp": [*TRM, *MIXING],
+    "demo": [*TRM, *DEMO, *MIXING],
 }
-TRM = {
-    **SIZES,
-    "H_cycles": 3,
-    "L_cycles": 6,
-    "H_layers": 0,
-    "L_layers": 2,
-    "puzzle_emb_len": 16,
-    "no_ACT_continue": True,
-}
-DEMO = {
-    "hidden_size": 128,
-    "num_heads": 4,
-    "expansion": 2.0,
-    "puzzle_emb_ndim": 128,
-    "puzzle_emb_len": 1,
-    "halt_max_steps": 8,
-}
-NETS: dict[str, dict[str, Any]] = {
-    "hrm": {
-        **SIZES,
-        "H_cycles": 2,
-        "L_cycles": 2,
-        "H_layers": 4,
-        "L_layers": 4,
-        "pos_encodings": "rope",
-    },
-    "trm": {**TRM, "pos_encodings": "rope"},
-    "trm_mlp": {**TRM, "mlp_t": True, "pos_encodings": "none"},
-    "demo": {**TRM, **DEMO, "mlp_t": True, "pos_encodings": "none", "H_cycles": 1, "L_cycles": 2},
+NETS: dict[str, Any] = {
+    net: OmegaConf.to_container(OmegaConf.from_dotlist(keys)) for net, keys in KEYS.items()
 }
 # tokens, vocabulary, batch
 DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}

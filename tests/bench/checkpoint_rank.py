@@ -73,11 +73,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for torch's own checkpoints."""
-        groups = {
-            "model": self.weights,
-            "ema": self.ema.state(),
-            "optimizer": self.memory.state(),
-        }
+        groups = {"model": self.weights, "ema": self.ema.state(), "optimizer": self.memory.state()}
         return {
             f"{group}/{name}": tensor.detach()
             for group, tensors in groups.items()

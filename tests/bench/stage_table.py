@@ -30,12 +30,7 @@ NOTES = (
     "Samples/s: the median of what was logged every 10 steps, evaluations apart. Speed-up is"
     " against one process, efficiency is by rank. Every test image counts once. Ranks add gradients"
     " in another order, so that weights differ by rounding, which training makes larger; with"
-    " `exact=true` they do not differ. The sha256 is over all tensors of the last"
-    " checkpoint.\n\n`torch.nn.DataParallel` (one process, all GPUs) is not offered: in every step"
-    " it copies the weights to all GPUs and collects outputs and gradients on the first, one"
-    " interpreter drives them all, and it ends at the machine's edge. The same GPUs with a process"
-    " each are `torchrun --nproc-per-node GPUS pretrain.py …`, with the same `global_batch_size`"
-    " and the same results."
+    " `exact=true` they do not differ. The sha256 is over all tensors of the last checkpoint."
 )
 
 
@@ -92,10 +87,8 @@ def measured(folder: Path) -> Measured | None:
     if not finished(folder):
         return None
     rows = rows_of(folder)
-    training, tests = (
-        [row for row in rows if "speed/step_ms" in row],
-        [row for row in rows if "eval/accuracy" in row],
-    )
+    training = [row for row in rows if "speed/step_ms" in row]
+    tests = [row for row in rows if "eval/accuracy" in row]
     said = re.findall(r"\d+ ranks?(?: by \w+)? on (.*)", (folder / "log.txt").read_text())
     return Measured(
         samples_per_s=speed(training, "speed/examples_per_s"),
@@ -129,10 +122,7 @@ def speed(rows: Iterable[Mapping[str, float]], name: str) -> float:
 
 
 def page(
-    head: str,
-    threads: str,
-    runs: Mapping[Stage, Measured],
-    failed: Mapping[Stage, str],
+    head: str, threads: str, runs: Mapping[Stage, Measured], failed: Mapping[Stage, str]
 ) -> str:
     """All of stages.md."""
     machines = sorted({run.machine for run in runs.values()})
@@ -150,8 +140,6 @@ def table(runs: Mapping[Stage, Measured], failed: Mapping[Stage, str]) -> str:
         lines.append(
             row(stage, runs[stage], one) if stage in runs else line(stage.text, failed[stage])
         )
-        if stage == Stage("one"):
-            lines.append(line("`DataParallel`: one process, all GPUs", "not offered, see below"))
     return "\n".join(lines)
 
 

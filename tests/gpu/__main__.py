@@ -21,29 +21,16 @@ def bring_packages() -> None:
     """Adds missing packages from wheels/ to this process and its children; installed ones stay."""
     if importlib.util.find_spec("hydra"):
         return
-    wheels, site = (
-        [str(wheel) for wheel in sorted(ROOT.glob("wheels/*.whl")) if not installed(wheel)],
-        str(ROOT / "wheels" / "site"),
-    )
+    wheels = [str(wheel) for wheel in sorted(ROOT.glob("wheels/*.whl")) if not installed(wheel)]
+    site = str(ROOT / "wheels" / "site")
     if not wheels:
         sys.exit(
             f"{sys.executable} has no hydra: run `make wheels` where there is a network, and bring"
             " the folder wheels/ along"
         )
     print("installing wheels/ into wheels/site", flush=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-index",
-        "--no-deps",
-        "--no-compile",
-        "--upgrade",
-        "--target",
-        site,
-    ]
+    options = "--quiet --no-index --no-deps --no-compile --upgrade"
+    pip = [sys.executable, "-m", "pip", "install", *options.split(), "--target", site]
     if subprocess.run([*pip, *wheels], check=False).returncode:
         sys.exit(
             f"this is Python {sys.version.split()[0]}, and `make wheels` makes them for 3.12 on"

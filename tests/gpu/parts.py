@@ -84,15 +84,9 @@ def measured(arguments: list[str], within_s: float) -> tuple[str, bool]:
     if within_s < 20:
         return "no time was left | | |", False
     with tempfile.TemporaryDirectory() as scratch:
-        command = [
-            sys.executable,
-            "pretrain.py",
-            *arguments,
-            *QUIET,
-            f"checkpoint_path={scratch}/x",
-        ]
+        command = [*arguments, *QUIET, f"checkpoint_path={scratch}/x"]
         try:
-            done = launched(command, timeout=within_s)
+            done = launched([sys.executable, "pretrain.py", *command], timeout=within_s)
         except subprocess.TimeoutExpired:
             return f"not done within {within_s:.0f} s | | |", False
         if done.returncode:

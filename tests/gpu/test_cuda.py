@@ -26,6 +26,7 @@ from tests.runs import (
     TINY_CNN,
     TINY_TRM,
     Result,
+    assert_same_bits,
     assert_same_run,
     digest,
     faulty,
@@ -35,7 +36,7 @@ from tests.runs import (
     torchrun,
     train,
 )
-from utils.measure.micro_batch import largest_that_fits
+from utils.measure.capacity import largest_that_fits
 
 DEVICE = "cuda" if torch.cuda.is_available() else os.environ.get("REHEARSED_ON", "")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not DEVICE, reason="no CUDA device here")]
@@ -136,17 +137,8 @@ def test_torchrun_with_the_devices_own_backend_is_the_same_run(tmp_path: Path) -
 def test_nccl_refuses_ranks_that_share_a_card(tmp_path: Path) -> None:
     if torch.cuda.device_count() > 1:
         pytest.skip("each rank has a card of its own")
-    done = run_ranks(
-        2,
-        [
-            "pretrain.py",
-            *TINY_TRM,
-            *QUIET,
-            *HERE,
-            "backend=nccl",
-            f"checkpoint_path={tmp_path}/run",
-        ],
-    )
+    path = f"checkpoint_path={tmp_path}/run"
+    done = run_ranks(2, ["pretrain.py", *TINY_TRM, *QUIET, *HERE, "backend=nccl", path])
     assert {rank.returncode for rank in done} == {2}
     assert "backend=nccl: ranks 0 and 1 are on one GPU" in done[0].stderr
 
@@ -155,9 +147,7 @@ def test_a_stopped_run_goes_on_to_the_undisturbed_digest(tmp_path: Path) -> None
     arguments = [*INTERRUPTED, "exact=true", *HERE]
     undisturbed = train(tmp_path / "undisturbed", *arguments)
     stopped(tmp_path / "run", *arguments)
-    again = train(tmp_path / "run", *arguments)
-    assert digest(again.directory) == digest(undisturbed.directory)
-    assert learned(again) == learned(undisturbed)
+    assert_same_bits(train(tmp_path / "run", *arguments), undisturbed)
 
 
 def test_micro_batches_change_nothing(tmp_path: Path) -> None:
@@ -176,7 +166,7 @@ def test_what_does_not_fit_is_halved() -> None:
         held[:] = [torch.empty(size * (free // 3), dtype=torch.uint8, device="cuda")]
 
     try:
-        assert largest_that_fits(8, attempt, "one") == 2
+        assert largest_that_fits(8, attempt, (), "one") == 2
     finally:
         held.clear()
         torch.cuda.empty_cache()

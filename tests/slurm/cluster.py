@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, clean_env, free_port, until
+from tests.ranks import clean_env, free_port, started, until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 NODES = ("n1", "n2")
@@ -74,17 +73,10 @@ class Cluster:
 
     def ask(self, *command: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
         """The answer of one of Slurm's commands."""
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**self.env, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert not check or done.returncode == 0, f"{command}: {done.stderr or done.stdout}"
-        return done.stdout.strip()
+        process = started(command, env={**self.env, **(env or {})})
+        out, err = process.communicate(timeout=100)
+        assert not check or process.returncode == 0, f"{command}: {err or out}"
+        return out.strip()
 
     def submit(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
         """The number of a new job."""
@@ -124,14 +116,8 @@ class Cluster:
         self.wait(job, lambda: self.about(job, "JobState") in over, within)
         state = self.about(job, "JobState")
         if state == "FAILED":
-            print(
-                *(
-                    line
-                    for log in self.folder.glob("*.log")
-                    for line in log.read_text().splitlines()[-60:]
-                ),
-                sep="\n",
-            )  # shown if a test fails
+            for log in self.folder.glob("*.log"):  # shown if a test fails
+                print(*log.read_text().splitlines()[-60:], sep="\n")
         return state
 
     def starts_again(self, job: str, *changes: str) -> None:
@@ -175,20 +161,11 @@ def cluster(folder: Path, signals_at_preemption: bool = True) -> Iterator[Cluste
         "".join(f"{line}\n" for line in config.splitlines() if not line.endswith("="))
     )
     made = Cluster(folder)
-    own = {
-        "key-file": "munge.key",
-        "socket": "munge.socket",
-        "pid-file": "munged.pid",
-        "log-file": "munged.log",
-        "seed-file": "munged.seed",
-    }
+    files = "key-file=munge.key socket=munge.socket pid-file=munged.pid log-file=munged.log"
+    options = [word.split("=") for word in f"{files} seed-file=munged.seed".split()]
     try:
         try:
-            made.ask(
-                "munged",
-                "--force",
-                *(f"--{option}={folder}/{name}" for option, name in own.items()),
-            )
+            made.ask("munged", "--force", *(f"--{key}={folder}/{name}" for key, name in options))
             made.ask("slurmctld", "-c")
             for name in NODES:
                 (folder / f"spool-{name}").mkdir()

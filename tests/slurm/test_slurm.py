@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, until
-from tests.runs import EXACT, QUIET, TINY_TRM, digest, status, train
+from tests.ranks import ROOT, until, words
+from tests.runs import EXACT, QUIET, TINY_TRM, Once, digest, status, train
 from tests.slurm.cluster import Cluster, cluster, missing
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(missing()), reason=missing())]
@@ -31,10 +31,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+@pytest.fixture
+def alone(once: Once) -> str:
     """The digest of one process that nobody disturbs."""
-    return digest(train(tmp_path_factory.mktemp("alone") / "run", *RUN).directory)
+    return digest(once(*RUN).directory)
 
 
 def leave_nothing(slurm: Cluster) -> None:
@@ -66,14 +66,8 @@ def test_a_run_over_two_nodes_makes_way_for_a_job_of_higher_priority_and_goes_on
     script: str, slurm: Cluster, alone: str, folder: Path
 ) -> None:
     ranks = "--ntasks-per-node=2" if script == "run" else "--ntasks-per-node=1"
-    job = slurm.submit(
-        *EVERYWHERE,
-        ranks,
-        f"launch/{script}.slurm",
-        *RUN,
-        f"checkpoint_path={folder}",
-        env={"RANKS_PER_NODE": "2"},
-    )
+    line = [*EVERYWHERE, ranks, f"launch/{script}.slurm", *RUN, f"checkpoint_path={folder}"]
+    job = slurm.submit(*line, env={"RANKS_PER_NODE": "2"})
     trains(slurm, job, folder)
     other = slurm.submit(*EVERYWHERE, "-p", "high", "--wrap", "true")
     assert slurm.ended(other) == "COMPLETED"
@@ -120,14 +114,8 @@ def test_a_run_whose_time_is_over_goes_on_with_one_node_instead_of_two(
     )
     python.chmod(0o755)
     limit = ["-t", "1", "--signal=B:USR1@10"]
-    job = slurm.submit(
-        *FULL_NODES,
-        *limit,
-        "launch/run.slurm",
-        *RUN,
-        f"checkpoint_path={folder}",
-        env={"PYTHON": str(python)},
-    )
+    line = [*FULL_NODES, *limit, "launch/run.slurm", *RUN, f"checkpoint_path={folder}"]
+    job = slurm.submit(*line, env={"PYTHON": str(python)})
     slurm.wait(job, lambda: "; queued again" in slurm.log(job))
     assert (status(folder)["state"], status(folder)["exit_status"]) == ("requeue", 138)
     slow.unlink()
@@ -184,13 +172,8 @@ def test_a_start_without_a_step_is_the_last(slurm: Cluster, folder: Path) -> Non
 def test_torchrun_starts_the_ranks_of_both_nodes_again_when_one_is_killed(
     slurm: Cluster, alone: str, folder: Path
 ) -> None:
-    job = slurm.submit(
-        *EVERYWHERE,
-        "launch/torchrun.slurm",
-        *RUN,
-        "checkpoint_interval=3",
-        f"checkpoint_path={folder}",
-    )
+    often = ["checkpoint_interval=3", f"checkpoint_path={folder}"]
+    job = slurm.submit(*EVERYWHERE, "launch/torchrun.slurm", *RUN, *often)
     trains(slurm, job, folder)
     os.kill(status(folder)["pid"], 9)
     assert slurm.ended(job) == "COMPLETED", slurm.log(job)[-3000:]
@@ -205,39 +188,26 @@ def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(
     lines = tmp_path / "sweep.txt"
     lines.write_text("seed=1\nseed=2 lr=-1\nseed=3 'arch.forward_dtype=float32'\nlrr=1\n")
     sweep = [str(lines)] if by == "line" else ["lr=1e-2,-1,2e-2"]
-    fixed = [
-        *(key for key in RUN if not key.startswith("lr=")),
-        "max_steps=3",
-        f"hydra.sweep.dir={tmp_path}/sweep",
-        f"project_name={tmp_path.name}",
-    ]
-    job = slurm.submit(
-        "--array=1-4" if by == "line" else "--array=1-3",
-        "launch/sweep.slurm",
-        *sweep,
-        *fixed,
-        f"checkpoint_path={tmp_path}/runs/${{seed}}-${{lr}}",
-    )
+    fixed = [key for key in RUN if not key.startswith("lr=")]
+    fixed += words(f"max_steps=3 hydra.sweep.dir={tmp_path}/sweep project_name={tmp_path.name}")
+    fixed.append(f"checkpoint_path={tmp_path}/runs/${{seed}}-${{lr}}")
+    array = "--array=1-4" if by == "line" else "--array=1-3"
+    job = slurm.submit(array, "launch/sweep.slurm", *sweep, *fixed)
     states = [slurm.ended(f"{job}_{task}") for task in (1, 2, 3)]
     logs = [(slurm.logs / f"{job}-{task}.log").read_text() for task in (1, 2, 3)]
     assert states == ["COMPLETED", "FAILED", "COMPLETED"], logs
     assert "lr=-1" in logs[1]
     assert "; not queued again" in logs[1]
-    assert [status(path)["state"] for path in (tmp_path / "runs").iterdir()] == [
-        "finished",
-        "finished",
-    ]
+    ends = [status(path)["state"] for path in (tmp_path / "runs").iterdir()]
+    assert ends == ["finished", "finished"]
     if by == "line":
         assert slurm.ended(f"{job}_4") == "FAILED"
         unknown = (slurm.logs / f"{job}-4.log").read_text()
         assert "error: lrr: unknown key" in unknown
     else:  # a line is a sweep of its own
         with open(tmp_path / "sweep" / "summary.csv") as file:
-            assert sorted(row["state"] for row in csv.DictReader(file)) == [
-                "failed",
-                "finished",
-                "finished",
-            ]
+            ends = sorted(row["state"] for row in csv.DictReader(file))
+        assert ends == ["failed", "finished", "finished"]
 
 
 def test_a_chain_goes_on_until_the_run_is_finished_and_ends_there(

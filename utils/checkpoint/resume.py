@@ -278,17 +278,18 @@ def _weights_to_evaluate(path: Path) -> Start:
     return Start(path) if reader.is_weights(path) else reader.reading(path, read)
 
 
-@said_of("checkpoint_path")
 def _own_or_named(config: Config, say: Callable[[str], None]) -> Start:
     directory = Path(config.checkpoint_path)
-    newest = reader.newest_whole(directory / "checkpoints", say)
-    meta = reader.read_meta(newest) if newest else {}
+    with said_of("checkpoint_path"):
+        newest = reader.newest_whole(directory / "checkpoints", say)
+        meta = reader.read_meta(newest) if newest else {}
     elsewhere = config.resume not in NO_PATH and meta.get("resumed_from") != config.resume
     # otherwise this run has started from there already, and was interrupted
     if elsewhere and (there := _at(config, newest)) is not None:
         return there
     if newest is not None:
-        return _same_run(Start(newest, True, meta), config, directory)
+        with said_of("checkpoint_path"):
+            return _same_run(Start(newest, True, meta), config, directory)
     if steps_in(directory / "checkpoints"):
         raise ConfigError(f"checkpoint_path={directory}: no checkpoint there is whole; {AFRESH}")
     try:  # interrupted before its first checkpoint, a run begins again in its own directory

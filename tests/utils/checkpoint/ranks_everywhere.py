@@ -14,11 +14,7 @@ from utils.checkpoint.resume import Start
 from utils.checkpoint.writer import Writer
 from utils.ranks import distributed
 
-WAYS = {
-    "allreduce": [],
-    "ddp": ["sync=ddp"],
-    "fsdp": ["sync=fsdp"],
-}
+WAYS = {"allreduce": [], "ddp": ["sync=ddp"], "fsdp": ["sync=fsdp"]}
 
 
 def main(data: str, folder: Path, before: str, *ways: str) -> None:

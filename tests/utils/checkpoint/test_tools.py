@@ -45,7 +45,7 @@ def test_show_lists_every_tensor_and_its_files(
     columns = {line.split()[0]: line.split(maxsplit=1)[1] for line in rest}
     assert len(columns) == 21
     assert columns["model/weight"].split() == [
-        *("F32", "[40,", "30]", "4,800", "model.0.safetensors,", "model.1.safetensors"),
+        *("F32", "[40,", "30]", "4,800", "model.0.safetensors,", "model.1.safetensors")
     ]
     assert columns["shards/3/state/0"].split()[-1] == "shards.0.safetensors"
 

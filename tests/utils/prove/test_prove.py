@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, clean_env
+from tests.ranks import ROOT, clean_env, started
 from utils.prove.causes import CAUSES, ONLY_EVALUATION
 
 MINE = Path(__file__).parent
@@ -58,11 +58,11 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def proved(copy: Path, mistake: str, *keys: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "utils.prove", *KEYS, *keys],
-        cwd=copy, env=clean_env(MISTAKE=mistake), capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+def proof(folder: Path, *keys: str, mistake: str = "") -> subprocess.Popen[str]:
+    """The command in a folder, with the code there or else with this repository's."""
+    code = folder if (folder / "utils").exists() else ROOT
+    env = clean_env(MISTAKE=mistake, PYTHONPATH=str(code))
+    return started([sys.executable, "-m", "utils.prove", *keys], folder, env)
 
 
 @pytest.mark.slow
@@ -70,9 +70,10 @@ def proved(copy: Path, mistake: str, *keys: str) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize("mistake", EXPECTED)
 def test_a_mistake_is_found_with_its_usual_cause(mistake: str, copy: Path) -> None:
     # a schedule is asked once more for each checkpoint: after 2 steps, counts would be equal
-    done = proved(copy, mistake, *["max_steps=8"] * (mistake == "schedule"))
-    said = done.stdout
-    assert done.returncode == int(mistake != "none"), said + done.stderr
+    keys = [*KEYS, *["max_steps=8"] * (mistake == "schedule")]
+    process = proof(copy, *keys, mistake=mistake)
+    said, err = process.communicate(timeout=240)
+    assert process.returncode == int(mistake != "none"), said + err
     for way, cause in EXPECTED[mistake].items():
         assert f"  {way:10} the same" not in said, said
         assert cause in said, said
@@ -85,42 +86,35 @@ def test_a_mistake_is_found_with_its_usual_cause(mistake: str, copy: Path) -> No
     assert (mistake == "none") == ("One run, to the last bit" in said)
 
 
-def test_a_run_too_short_to_be_stopped_is_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "utils.prove", "experiment=demo", "max_steps=1"],
-        cwd=ROOT, env=clean_env(), capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == "max_steps=1: a run is stopped half way; give 2 or more\n"
-
-
-def test_a_wrong_key_is_one_line_and_leaves_no_folder(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "utils.prove", "experiment=digits", "lrr=1"],
-        cwd=tmp_path, env=clean_env(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
-        timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: lrr: unknown key; did you mean lr")
-    assert done.stderr.count("\n") == 1
-    assert not list((tmp_path / "runs").iterdir())
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (["experiment=demo", "max_steps=1"], "max_steps=1: a run is stopped half way; give 2 or"),
+        (["experiment=digits", "lrr=1"], "error: lrr: unknown key; did you mean lr"),
+    ],
+)
+def test_what_cannot_be_proved_is_one_line_and_leaves_no_folder(
+    keys: list[str], line: str, tmp_path: Path
+) -> None:
+    process = proof(tmp_path, *keys)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert err.startswith(line)
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_proof_that_is_stopped_leaves_nothing(signum: int, tmp_path: Path) -> None:
-    proof = subprocess.Popen(
-        [sys.executable, "-m", "utils.prove", "experiment=digits"], cwd=tmp_path,
-        env=clean_env(PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+    process = proof(tmp_path, "experiment=digits")
     deadline = time.monotonic() + 60
-    while len(processes_of(proof.pid)) < 3:
+    while len(processes_of(process.pid)) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    os.kill(proof.pid, signum)
-    _, said = proof.communicate(timeout=60)
-    assert (proof.returncode, said) == (130, "\ninterrupted\n")
-    assert not processes_of(proof.pid)
+    os.kill(process.pid, signum)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "\ninterrupted\n")
+    assert not processes_of(process.pid)
     assert not list((tmp_path / "runs").iterdir())
 
 

@@ -16,34 +16,24 @@ from utils.ranks.launchers import (
     master_address,
 )
 
-SALLOC = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_JOB_NODELIST": "gpu[03-04]",
-    "SLURM_NTASKS": "8",
-    "SLURM_NNODES": "2",
-}
-BATCH = {**SALLOC, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
-STEP = {
-    **SALLOC,
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "gpu[03-04]",
-}
+
+def variables(line: str) -> dict[str, str]:
+    """The variables of a line such as `A=1 B=2`."""
+    return dict(word.split("=", 1) for word in line.split())
+
+
+SALLOC = variables("SLURM_JOB_ID=77 SLURM_JOB_NODELIST=gpu[03-04] SLURM_NTASKS=8 SLURM_NNODES=2")
+BATCH = SALLOC | variables("SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0")
+STEP = SALLOC | variables("""
+    SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2
+    SLURM_STEP_NODELIST=gpu[03-04]
+""")
 # A daemon that mpirun started by srun, one a node, on all nodes but mpirun's own: its children
 # inherit its step.
-DAEMON = {
-    **SALLOC,
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_NTASKS": "1",
-    "SLURM_STEP_NUM_NODES": "1",
-    "SLURM_STEP_NODELIST": "gpu04",
-}
+DAEMON = SALLOC | variables("""
+    SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=1
+    SLURM_STEP_NUM_NODES=1 SLURM_STEP_NODELIST=gpu04
+""")
 
 
 @pytest.fixture(autouse=True)
@@ -53,51 +43,29 @@ def known_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def torchrun(rank: int = 3, size: int = 8, local: int = 1) -> dict[str, str]:
-    numbers = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": "2",
-    }
-    return {
-        **numbers,
-        "TORCHELASTIC_RUN_ID": "none",
-        "MASTER_ADDR": "gpu03",
-        "MASTER_PORT": "29512",
-    }
+    return variables(f"""
+        RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local} LOCAL_WORLD_SIZE=2
+        TORCHELASTIC_RUN_ID=none MASTER_ADDR=gpu03 MASTER_PORT=29512
+    """)
 
 
 def openmpi(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    numbers = {
-        f"OMPI_COMM_WORLD_{name}": str(value)
-        for name, value in zip(names, (rank, size, local, local_size), strict=True)
-    }
-    job = {
-        "PMIX_NAMESPACE": "2023292929",
-        "PMIX_RANK": str(rank),
-        "OMPI_MCA_ess_base_jobid": "2023292929",
-    }
-    uri = "2023292928.0;tcp://192.0.2.7,10.1.0.7:56619;tcp6://[fd00::2]:33829"
-    return {
-        **numbers,
-        **job,
-        "OMPI_MCA_orte_hnp_uri": uri,
-        "PMIX_SERVER_URI41": "2023292928.0;tcp4://127.0.0.1:45695",
-    }
+    return variables(f"""
+        OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE={size} OMPI_COMM_WORLD_LOCAL_RANK={local}
+        OMPI_COMM_WORLD_LOCAL_SIZE={local_size} PMIX_NAMESPACE=2023292929 PMIX_RANK={rank}
+        OMPI_MCA_ess_base_jobid=2023292929 PMIX_SERVER_URI41=2023292928.0;tcp4://127.0.0.1:45695
+        OMPI_MCA_orte_hnp_uri=2023292928.0;tcp://192.0.2.7,10.1.0.7:56619;tcp6://[fd00::2]:33829
+    """)
 
 
 def mpich(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
-    return {
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": str(size),
-        "MPI_LOCALRANKID": str(local),
-        "MPI_LOCALNRANKS": str(local_size),
-    }
+    return variables(f"""
+        PMI_RANK={rank} PMI_SIZE={size} MPI_LOCALRANKID={local} MPI_LOCALNRANKS={local_size}
+    """)
 
 
 def plain(rank: int, size: int, local: int) -> dict[str, str]:
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local)}
+    return variables(f"RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local}")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT
+from tests.ranks import started
+from tests.runs import launched
 from utils.ranks import signals
 
 LISTEN = """
@@ -41,13 +44,7 @@ threading.Thread(target=report).start()
 def listener(body: str = "", wait: str = IN_C, rank: int = 0) -> Iterator[subprocess.Popen[str]]:
     """A process that listens, once it does."""
     code = LISTEN.format(body=body, wait=wait, rank=rank)
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started([sys.executable, "-c", code])
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -147,3 +144,38 @@ assert os.waitpid(child, 0)[1] == 5 << 8
 def test_ranks_agree_on_one_signal(asked: Sequence[int], followed: int) -> None:
     flags = [[float(each == signum) for each in signals.ORDER] for signum in asked]
     assert signals.agreed_signal([sum(column) for column in zip(*flags, strict=True)]) == followed
+
+
+@pytest.mark.slow
+def test_help_that_nobody_reads_to_its_end_is_no_error() -> None:
+    line = f"{shlex.quote(sys.executable)} pretrain.py --help | head -1"
+    done = launched(["sh", "-c", line])
+    assert done.stdout.startswith("usage: python pretrain.py ")
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(),
+    reason="reads from /proc which signals a process handles",
+)
+def test_ctrl_c_while_python_loads_is_one_line() -> None:
+    process = started([sys.executable, "pretrain.py", "experiment=demo"])
+    try:
+        # Python itself handles SIGINT from its first moment on
+        while not handles(process.pid, signal.SIGTERM):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, said) == (130, "stopped by SIGINT before training began\n")
+
+
+def handles(pid: int, signum: int) -> bool:
+    caught = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigCgt:")
+    )
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)

@@ -47,83 +47,36 @@ def board(kind: str, **more: Any) -> dict[str, Any]:
 def all_scenes() -> dict[str, Any]:
     """A scene of each kind, hostile texts in every place for one."""
     arc = {"grid": ["01", "23"], "votes": 3, "confidence": 0.5}
-    pair = {
-        "name": HOSTILE,
-        "input": ["0123456789"],
-        "truth": ["01", "23"],
-        "answers": [{**arc, "right": True}, {**arc, "grid": [], "right": False}],
-        "votes": 8,
-    }
-    return (
-        board("sudoku")
-        | board("maze")
-        | scene(
-            "lines",
-            "lines",
-            HOSTILE,
-            x={"label": HOSTILE, "values": [1, 2, 3]},
-            y={"percent": True, "min": 0, "max": 1},
-            lines=[{"name": HOSTILE, "values": [0.1, None, 0.9], "colour": "good"}],
-        )
-        | scene(
-            "upright",
-            "bars",
-            HOSTILE,
-            x={"label": HOSTILE, "values": [1, HOSTILE]},
-            y={"label": HOSTILE},
-            diverging=True,
-            series=[
-                {"name": HOSTILE, "values": [1, 2], "colour": "good"},
-                {"name": "b", "values": [0, 1], "colour": "red;background:url(http://x.invalid)"},
-            ],
-        )
-        | scene(
-            "matrix",
-            "matrix",
-            HOSTILE,
-            row_label="true class",
-            column_label="answer",
-            shares=True,
-            panels=[
-                {
-                    "name": HOSTILE,
-                    "rows": ["0", "1"],
-                    "columns": ["0", "1"],
-                    "values": [[3, 1], [0, 5]],
-                }
-            ],
-        )
-        | scene(
-            "gates",
-            "matrix",
-            HOSTILE,
-            row_label="input feature",
-            column_label="component",
-            panels=[{"name": "W", "rows": [0, 1], "columns": [7, 4], "levels": ["/A", "Ag"]}],
-        )
-        | scene(
-            "images",
-            "images",
-            HOSTILE,
-            width=2,
-            height=2,
-            items=[
-                {
-                    "pixels": levels([0, 0.5, 1, 0]),
-                    "answer": HOSTILE,
-                    "truth": 1,
-                    "share": 0.4,
-                    "index": 9,
-                }
-            ],
-        )
-        | scene("arc", "arc", HOSTILE, pairs=[pair])
-        | scene("text", "text", HOSTILE, items=[{"prompt": HOSTILE, "continuation": HOSTILE}])
-        | scene(
-            "table", "table", HOSTILE, columns=[HOSTILE, "b"], percent=[1], rows=[[HOSTILE, 0.5]]
-        )
-        | scene("unknown", HOSTILE, HOSTILE)
-    )
+    answers = [{**arc, "right": True}, {**arc, "grid": [], "right": False}]
+    pair = {"name": HOSTILE, "input": ["0123456789"], "truth": ["01", "23"], "answers": answers}
+    good = {"name": HOSTILE, "colour": "good"}
+    bars = [
+        {**good, "values": [1, 2]},
+        {"name": "b", "values": [0, 1], "colour": "red;background:url(http://x.invalid)"},
+    ]
+    classes = {"name": HOSTILE, "rows": ["0", "1"], "columns": ["0", "1"]}
+    gates = {"name": "W", "rows": [0, 1], "columns": [7, 4], "levels": ["/A", "Ag"]}
+    image = {"answer": HOSTILE, "truth": 1, "share": 0.4, "index": 9}
+    image["pixels"] = levels([0, 0.5, 1, 0])
+    by_class = {"row_label": "true class", "column_label": "answer", "shares": True}
+    by_feature = {"row_label": "input feature", "column_label": "component"}
+    x, percent = {"label": HOSTILE, "values": [1, 2, 3]}, {"percent": True, "min": 0, "max": 1}
+    data: dict[str, tuple[str, dict[str, Any]]] = {
+        "lines": ("lines", {"x": x, "y": percent, "lines": [{**good, "values": [0.1, None, 0.9]}]}),
+        "upright": ("bars", {"x": {"label": HOSTILE, "values": [1, HOSTILE]},
+                             "y": {"label": HOSTILE}, "diverging": True, "series": bars}),
+        "matrix": ("matrix", {**by_class, "panels": [{**classes, "values": [[3, 1], [0, 5]]}]}),
+        "gates": ("matrix", {**by_feature, "panels": [gates]}),
+        "images": ("images", {"width": 2, "height": 2, "items": [image]}),
+        "arc": ("arc", {"pairs": [{**pair, "votes": 8}]}),
+        "text": ("text", {"items": [{"prompt": HOSTILE, "continuation": HOSTILE}]}),
+        "table": ("table", {"columns": [HOSTILE, "b"], "percent": [1], "rows": [[HOSTILE, 0.5]]}),
+        "unknown": (HOSTILE, {}),
+    }  # fmt: skip
+    scenes = board("sudoku") | board("maze")
+    for name, (kind, facts) in data.items():
+        scenes |= scene(name, kind, HOSTILE, **facts)
+    return scenes
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ def test_no_run_lives_within_anothers_checkpoints(tmp_path: Path) -> None:
     (step.parent / "latest").write_text("step_5\n")
     for inside in (step, step / "new", step.parent, step.parent / "new" / "deep"):
         with pytest.raises(
-            ConfigError,
-            match=r"^checkpoint_path=.*: .* belongs to a run's checkpoints",
+            ConfigError, match=r"^checkpoint_path=.*: .* belongs to a run's checkpoints"
         ):
             refuse_inside(inside)
     for other in (tmp_path / "a", tmp_path / "b" / "c"):

@@ -1,4 +1,4 @@
-"""status.json, and whom it keeps out; tests/test_run_directory.py starts beside a live run."""
+"""status.json, and whom it keeps out; tests/test_start.py starts beside a live run."""
 
 from __future__ import annotations
 

@@ -12,21 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, assert_one_line, clean_env, run_line, until
+from tests.ranks import ROOT, assert_one_line, clean_env, run_line, started, until, words
 from tests.runs import FLOAT32, STOPPED, TINY_TRM, digest, status, train
 from utils.sweep.children import shares
 
-SHORT = [
-    *TINY_TRM,
-    *FLOAT32,
-    "wandb.mode=disabled",
-    "report=false",
-    "global_batch_size=16",
-    "epochs=null",
-    "eval_interval=null",
-    "eval_every_steps=4",
-    "run_name=me",
-]
+KEYS = "wandb.mode=disabled report=false global_batch_size=16 epochs=null eval_interval=null"
+SHORT = [*TINY_TRM, *FLOAT32, *words(f"{KEYS} eval_every_steps=4 run_name=me")]
 LONG = ["max_steps=900", "eval_every_steps=300", "checkpoint_interval=50"]
 slow = pytest.mark.slow
 
@@ -34,8 +25,7 @@ slow = pytest.mark.slow
 def start(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     """As a user starts it."""
     command = [sys.executable, str(ROOT / "pretrain.py"), "-m", *SHORT, *arguments]
-    pipe, env = subprocess.PIPE, clean_env(**variables)
-    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
+    return started(command, folder, clean_env(**variables))
 
 
 def sweep(folder: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
@@ -73,11 +63,8 @@ def test_a_failing_job_does_not_end_a_sweep(tmp_path: Path) -> None:
     assert "\n1: step 8, held out: " in out
     assert "\n3: step 8, held out: " in out
     rows = table(tmp_path)
-    assert [(row["state"], row["steps"]) for row in rows] == [
-        ("finished", "8"),
-        ("failed", ""),
-        ("finished", "8"),
-    ]
+    ends = [("finished", "8"), ("failed", ""), ("finished", "8")]
+    assert [(row["state"], row["steps"]) for row in rows] == ends
     assert rows[0]["metric"] == "eval/exact_accuracy"
     assert rows[0]["value"]
     assert len({row["directory"] for row in rows}) == 3
