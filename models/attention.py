@@ -138,32 +138,28 @@ class Attend(torch.autograd.Function):
         ctx: Any, grad_BHLK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, *kept = ctx.saved_tensors
-        grad = grad_BHLK.flatten(0, 1)
-        of_query: list[Tensor] = []
-        of_key = of_value = None
+        grad_mixed = grad_BHLK.flatten(0, 1)
+        grads_query: list[Tensor] = []
+        grad_key = grad_value = None
         for rows, shares in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             seen = slice(rows.stop)
-            of_shares = torch.bmm(grad[:, rows], value[:, seen].transpose(1, 2))
-            of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
-            of_query.insert(0, _product(of_scores, key[:, seen], ctx.scale))
-            here = _product(of_scores.transpose(1, 2), query[:, rows], ctx.scale)
-            of_value_here = torch.bmm(shares.transpose(1, 2), grad[:, rows])
-            if of_key is None or of_value is None:  # the last block sees all keys
-                of_key, of_value = here, of_value_here
+            grad_shares = torch.bmm(grad_mixed[:, rows], value[:, seen].transpose(1, 2))
+            grad_scores = torch._softmax_backward_data(grad_shares, shares, -1, shares.dtype)
+            grads_query.insert(0, _product(grad_scores, key[:, seen], ctx.scale))
+            key_here = _product(grad_scores.transpose(1, 2), query[:, rows], ctx.scale)
+            value_here = torch.bmm(shares.transpose(1, 2), grad_mixed[:, rows])
+            if grad_key is None or grad_value is None:  # the last block sees all keys
+                grad_key, grad_value = key_here, value_here
                 if len(kept) > 1:  # in half precision, a sum would round for each block
-                    of_key, of_value = of_key.float(), of_value.float()
+                    grad_key, grad_value = grad_key.float(), grad_value.float()
             else:
-                of_key[:, seen] += here
-                of_value[:, seen] += of_value_here
-        assert of_key is not None
-        assert of_value is not None
-        shape, dtype = grad_BHLK.shape, key.dtype
-        return (
-            _joined(of_query).view(shape),
-            of_key.to(dtype).view(shape),
-            of_value.to(dtype).view(shape),
-            None,
-        )
+                grad_key[:, seen] += key_here
+                grad_value[:, seen] += value_here
+        assert grad_key is not None
+        assert grad_value is not None
+        grads = _joined(grads_query), grad_key.to(key.dtype), grad_value.to(key.dtype)
+        grad_query, grad_key, grad_value = (grad.view(grad_BHLK.shape) for grad in grads)
+        return grad_query, grad_key, grad_value, None
 
 
 def _product(left: Tensor, right: Tensor, factor: float) -> Tensor:

@@ -83,7 +83,7 @@ def _hash(files: list[Path]) -> str:
 
 def _fill(net: nn.Module, tensors: Tensors, path: str) -> None:
     """Puts tensors in place of the net's own, one by one: there is never a second copy of all."""
-    own = {
+    live = {
         **dict(net.named_parameters(remove_duplicate=False)),
         **dict(net.named_buffers(remove_duplicate=False)),
     }
@@ -92,15 +92,15 @@ def _fill(net: nn.Module, tensors: Tensors, path: str) -> None:
         if name not in missing:
             what = f"holds {name}, which is not in this net or comes twice"
             raise ConfigError(what, value=path, remedy=ITS_FILES)
-        there, here = _kind_of(tensor), _kind_of(own[name])
+        there, here = _kind_of(tensor), _kind_of(live[name])
         if there != here:
             what = f"{name} is {there} there and {here} in this net"
             raise ConfigError(what, value=path, remedy=ITS_FILES)
-        own[name].data = tensor.to(own[name].device)  # the meta device, where memory is planned
-        filled.add(id(own[name]))
+        live[name].data = tensor.to(live[name].device)  # the meta device, where memory is planned
+        filled.add(id(live[name]))
         del missing[name]
     # files hold tied weights under one of their names
-    left = [name for name in missing if id(own[name]) not in filled]
+    left = [name for name in missing if id(live[name]) not in filled]
     if left:
         raise ConfigError(f"{left[0]} is missing from it", value=path, remedy=ITS_FILES)
 

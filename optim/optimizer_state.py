@@ -32,8 +32,11 @@ class OptimizerState:
         self._optimizers, self._parameters = optimizers, parameters
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._built = [
-            [{key: _text(value) for key, value in group.items()} for group in each.param_groups]
-            for each in optimizers
+            [
+                {key: _text(value) for key, value in group.items()}
+                for group in optimizer.param_groups
+            ]
+            for optimizer in optimizers
         ]
 
     def state(self) -> dict[str, Tensor]:
@@ -55,8 +58,8 @@ class OptimizerState:
         """Returns what a checkpoint must hold: whatever these optimizers have saved."""
         numbers = {str(number) for number, _ in enumerate(self._optimizers)}
         missing = torch.empty(0, dtype=torch.uint8, device="meta")
-        own = {name: saved[name] for name in saved if name.partition("/")[0] in numbers}
-        return {f"{number}/{VALUES}": missing for number in sorted(numbers)} | own
+        there = {name: saved[name] for name in saved if name.partition("/")[0] in numbers}
+        return {f"{number}/{VALUES}": missing for number in sorted(numbers)} | there
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Restores a saved `state`."""
@@ -66,7 +69,7 @@ class OptimizerState:
                 optimizer.load_state_dict(self._unpacked(packed, saved))
                 continue
             # `load_state_dict` would round states to the type of their parameter
-            state, groups = (self._unpacked(each, saved) for each in packed)
+            state, groups = (self._unpacked(part, saved) for part in packed)
             optimizer.state.clear()
             optimizer.state.update(state)
             for group, changed in zip(optimizer.param_groups, groups, strict=True):
@@ -143,7 +146,7 @@ def swapping(optimizers: Sequence[Any]) -> list[Any]:
     """Returns the optimizers that train one set of weights and evaluate another, as schedule-free
     ones do: they have `train()` and `eval()`.
     """
-    return [each for each in optimizers if hasattr(each, "train") and hasattr(each, "eval")]
+    return [made for made in optimizers if hasattr(made, "train") and hasattr(made, "eval")]
 
 
 @contextmanager

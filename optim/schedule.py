@@ -71,21 +71,16 @@ def build_schedule(
 ) -> Schedule:
     """Builds the configured schedule, with those facts of the run's length that it takes."""
     parameters = parameters_of(config, "optim.schedule")
-    if (
-        steps_per_epoch is None
-        and "steps_per_epoch" in parameters
-        and "steps_per_epoch" not in config
-    ):
+    wanted = parameters.keys() - config.keys()
+    if steps_per_epoch is None and "steps_per_epoch" in wanted:
         target = config["_target_"]
         raise ConfigError(
             f"optim.schedule._target_={target}: counts epochs, and this data has none; try"
             " optim.schedule.WarmupDecay"
         )
     known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
-    given = {
-        name: value for name, value in known.items() if name in parameters and name not in config
-    }
-    schedule: Schedule = make(config, "optim.schedule", **given)
+    facts = {name: value for name, value in known.items() if name in wanted}
+    schedule: Schedule = make(config, "optim.schedule", **facts)
     try:
         float(schedule(1))
     except TypeError as error:

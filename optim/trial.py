@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -50,10 +51,9 @@ def try_optimizers(config: Any, parameters: Parameters, splits_weights: bool) ->
 
 
 def _check_rows_suffice(config: Any, small: Mapping[str, Tensor], whole: Trained) -> None:
-    parts = (slice(0, ROWS // 2), slice(ROWS // 2, ROWS))
-    halves = [
-        _train(config, {name: each[:, rows] for name, each in small.items()}) for rows in parts
-    ]
+    halves = []
+    for rows in (slice(0, ROWS // 2), slice(ROWS // 2, ROWS)):
+        halves.append(_train(config, {name: values[:, rows] for name, values in small.items()}))
     for name, tensor in (whole.state | whole.updates).items():
         optimizer = whole.optimizers[int(name.partition("/")[0])]
         if isinstance(optimizer, Muon):  # all ranks gather a matrix for it
@@ -77,15 +77,12 @@ def remembered(config: Any, parameters: Parameters) -> dict[str, Tensor]:
     shapes = {}
     for (number, _), names in by_kind.items():
         prefix = f"{number}/{names[0]}/"
-        for key in state:
-            if not key.startswith(prefix):
-                continue
-            for name in names:
-                parameter, small = parameters[name], state[key]
-                shape = parameter.shape if small.shape == _shape(parameter) else small.shape
-                shapes[f"{number}/{name}/{key.removeprefix(prefix)}"] = torch.empty(
-                    shape, dtype=small.dtype, device="meta"
-                )
+        of_kind = {key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)}
+        for name, (key, small) in product(names, of_kind.items()):
+            parameter = parameters[name]
+            shape = parameter.shape if small.shape == _shape(parameter) else small.shape
+            full = torch.empty(shape, dtype=small.dtype, device="meta")
+            shapes[f"{number}/{name}/{key}"] = full
     return shapes
 
 

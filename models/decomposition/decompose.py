@@ -165,7 +165,8 @@ class Decompose(Objective):
         target_out, inputs = self.model.probe(x, documents)
         rows, repeats = self._rows_to_compute(inputs)
         if rows is not None:
-            x, target_out, inputs = x[rows], target_out[rows], [each[rows] for each in inputs]
+            x, target_out = x[rows], target_out[rows]
+            inputs = [of_matrix[rows] for of_matrix in inputs]
         logits, count = self.model.gate_logits(inputs), len(batch["inputs"])
         gates = LowerLeaky.apply(logits)
         return _Examples(x, documents, widen(target_out), logits, gates, count, rows, repeats)
@@ -241,7 +242,7 @@ class Decompose(Objective):
         """
         if self.model.predicts_tokens or inputs[0].device.type != "cpu":
             return None, None
-        empty = torch.stack([(each == 0).all(-1) for each in inputs]).all(0)
+        empty = torch.stack([(of_matrix == 0).all(-1) for of_matrix in inputs]).all(0)
         (full,), (none,) = (~empty).nonzero(as_tuple=True), empty.nonzero(as_tuple=True)
         if not len(none):
             return None, None

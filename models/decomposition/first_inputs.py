@@ -43,8 +43,8 @@ def start_at_inputs(
         offered = V_DC.new_zeros(shards, most, len(V_DC))
         for shard, inputs in zip(noise.shards, by_shard, strict=True):
             drawn = Noise(noise.seed, noise.step, [shard], noise.device)
-            own = _drawn(inputs[number], most, drawn, f"first inputs of {name}")
-            offered[shard, : len(own)] = own.to(V_DC.dtype)
+            rows = _drawn(inputs[number], most, drawn, f"first inputs of {name}")
+            offered[shard, : len(rows)] = rows.to(V_DC.dtype)
         dist.all_reduce(offered)
         pool_RD = offered.transpose(0, 1).flatten(0, 1)  # in turn from all shards
         pool_RD = pool_RD[pool_RD.any(1)]
@@ -52,9 +52,9 @@ def start_at_inputs(
         V_DC[:, : len(chosen)] = chosen.t()
 
 
-def _drawn(given: Tensor, most: int, noise: Noise, stream: str) -> Tensor:
+def _drawn(inputs: Tensor, most: int, noise: Noise, stream: str) -> Tensor:
     """Returns up to `most` inputs of a shard, scaled to length 1."""
-    rows = widen(given.flatten(0, -2))
+    rows = widen(inputs.flatten(0, -2))
     rows = rows[noise.uniform(stream, (len(rows),)).argsort(stable=True)]
     return F.normalize(rows[rows.any(1)][:most], dim=1)
 

@@ -90,8 +90,7 @@ class AttentionAlone(nn.Module):
         positions_LD = self.positions_LD[: x_BLD.shape[1]].to(x_BLD.dtype)
         q, k = self.q_proj(x_BLD) + positions_LD, self.k_proj(x_BLD) + positions_LD
         q_BHLK, k_BHLK, v_BHLK = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (q, k, self.v_proj(x_BLD))
+            x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, self.v_proj(x_BLD))
         )
         y_BHLK = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, is_causal=True)
         return self.o_proj(y_BHLK.transpose(1, 2).flatten(-2))
@@ -125,9 +124,8 @@ class Recall(Objective):
         nats_B = F.cross_entropy(logits_BV, answer_B, reduction="none")
         right_B = logits_BV.argmax(-1) == answer_B
         sums = {"accuracy": right_B, "loss": nats_B}
-        return Prediction(
-            {name: ((each_B * counted_B).sum(), counted_B.sum()) for name, each_B in sums.items()}
-        )
+        count = counted_B.sum()
+        return Prediction({name: ((of_B * counted_B).sum(), count) for name, of_B in sums.items()})
 
     def _logits(self, batch: Batch) -> Tensor:
         return self.model.logits(self.model(batch["inputs"])[:, -1])

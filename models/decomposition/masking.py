@@ -113,18 +113,18 @@ def _all_passes_at_once(
     Q, S = masks.components.shape[1], len(model.names)
     of_all = masks if one_by_one is None else concat([masks, one_by_one])
 
-    def compute(matrix: int, given: Tensor) -> Tensor:
+    def compute(matrix: int, matrix_input: Tensor) -> Tensor:
         mask = of_all.of_matrix(model, matrix)
         rest = None if mask.rest is None else mask.rest.transpose(0, 1)
         mask = Mask(mask.components.transpose(0, 1), rest)
         if one_by_one is None:
-            return model.multiply(matrix, given, mask)
+            return model.multiply(matrix, matrix_input, mask)
         # this matrix is masked in the first Q passes, and in that of its own
-        to_mask = to_leave = given
-        if len(given) > 1:
+        to_mask = to_leave = matrix_input
+        if len(matrix_input) > 1:
             its_own = Q + matrix
-            to_mask = torch.cat((given[:Q], given[its_own : its_own + 1]))
-            to_leave = given[Q:]
+            to_mask = torch.cat((matrix_input[:Q], matrix_input[its_own : its_own + 1]))
+            to_leave = matrix_input[Q:]
         masked = model.multiply(matrix, to_mask, mask)
         # in the other S - 1 passes; one of these S goes unused
         left = model.original(matrix, to_leave)

@@ -163,10 +163,8 @@ class Regress(Objective):
         """Reports a mean loss, except for examples with a single feature."""
         errors_B, answer_BN = self._errors(batch["inputs"])
         counts_B = batch["labels"] != IGNORE
-        metrics = (
-            {} if "single" in batch else {"loss": ((errors_B * counts_B).sum(), counts_B.sum())}
-        )
-        return Prediction(metrics, {"answer": answer_BN})
+        metrics = {"loss": ((errors_B * counts_B).sum(), counts_B.sum())}
+        return Prediction({} if "single" in batch else metrics, {"answer": answer_BN})
 
     def _errors(self, inputs_BN: Tensor) -> tuple[Tensor, Tensor]:
         x_BN = inputs_BN.to(self.dtype)

@@ -120,17 +120,16 @@ class CausalLM(Objective):
         labels_BL = batch["labels"].long()
         counted_BL = labels_BL != IGNORE
         hidden_BLD = self.model(batch["inputs"], batch.get("documents"))
-        summed = self._sum_cross_entropy(hidden_BLD.flatten(0, 1), labels_BL.flatten())
-        nats = summed[0] if self.z_loss else summed
-        weight = counted_BL.sum()
+        sums = self._sum_cross_entropy(hidden_BLD.flatten(0, 1), labels_BL.flatten())
+        nats, weight = sums[0], counted_BL.sum()
         metrics = {"loss": (nats.detach(), weight)}
         if len(self.bytes_V):
             bytes_BL = self.bytes_V[labels_BL.clamp_min(0)] * counted_BL
             metrics["bpb"] = (nats.detach() / math.log(2), bytes_BL.sum())
         if not self.z_loss:
             return nats, weight, metrics
-        metrics["log_z2"] = (summed[1].detach(), weight)
-        return nats + self.z_loss * summed[1], weight, metrics
+        metrics["log_z2"] = (sums[1].detach(), weight)
+        return nats + self.z_loss * sums[1], weight, metrics
 
     def _sum_cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
         """Sums piece by piece, so that the logits of all tokens never exist at once."""
@@ -143,13 +142,13 @@ class CausalLM(Objective):
         return torch.stack(sums).sum(0)
 
     def _cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-        """Returns the sum; with a z-loss also that of the squared logs of the denominators."""
+        """Returns the sum, and with a z-loss that of the squared logs of the denominators."""
         logits_NV = self.model.logits(hidden_ND)
-        nats = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="sum")
-        if not self.z_loss:
-            return nats
-        squares_N = logits_NV.logsumexp(-1).square()
-        return torch.stack((nats, squares_N.where(labels_N != IGNORE, 0.0).sum()))
+        sums = [F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="sum")]
+        if self.z_loss:
+            squares_N = logits_NV.logsumexp(-1).square()
+            sums.append(squares_N.where(labels_N != IGNORE, 0.0).sum())
+        return torch.stack(sums)
 
 
 def _draw_tokens(

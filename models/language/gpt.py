@@ -150,11 +150,8 @@ class GPT(nn.Module):
         # puzzles have a vocabulary, too, but their answers are not the next tokens
         if not (spec.vocab_size and spec.seq_len) or spec.table_rows:
             raise ConfigError("arch=gpt needs text; use data=tokens or data=stream")
-        self.dtype, self.seq_len, self.token_bytes = (
-            parse_dtype(shape.forward_dtype),
-            spec.seq_len,
-            spec.token_bytes,
-        )
+        self.dtype = parse_dtype(shape.forward_dtype)
+        self.seq_len, self.token_bytes = spec.seq_len, spec.token_bytes
         self.most_documents = spec.most_documents
         if spec.most_documents:
             documents.load_kernel()
@@ -205,15 +202,7 @@ class GPT(nn.Module):
             mask = documents.within(
                 documents_BL, self.most_documents, self.dtype, self.shape.head_width
             )
-        cos, sin = self.rotary_emb()
-        cos_sin = cos[: tokens_BL.shape[1]], sin[: tokens_BL.shape[1]]
-        x_BLD = self.embed(tokens_BL)
-        for block in self.blocks:
-            if self.shape.recompute and torch.is_grad_enabled():
-                x_BLD = recomputed(block, x_BLD, cos_sin, mask is None, mask)
-            else:
-                x_BLD = block(x_BLD, cos_sin, mask is None, mask)
-        return self.norm(x_BLD)
+        return self.read(self.embed(tokens_BL), mask)
 
     def embed(self, tokens_BL: Tensor) -> Tensor:
         """Returns the vectors with which the stream begins."""
@@ -221,13 +210,10 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns scores of the next token, in float32 at least."""
+        if self.lm_head is not None:
+            return widen(self.lm_head(hidden))
         tied = self.embed_tokens.embedding_weight
-        logits = (
-            F.linear(hidden, tied.to(hidden.dtype))
-            if self.lm_head is None
-            else self.lm_head(hidden)
-        )
-        return widen(logits)
+        return widen(F.linear(hidden, tied.to(hidden.dtype)))
 
     def next_logits(self, tokens_BL: Tensor, past: Sequence[Past]) -> Tensor:
         """Returns scores of the token that follows these.
@@ -243,14 +229,17 @@ class GPT(nn.Module):
             x_BLD = block(x_BLD, cos_sin, length > 1, None, before)
         return self.logits(self.norm(x_BLD[:, -1]))
 
-    def read(self, x_BLD: Tensor) -> Tensor:
-        """Returns normed hidden states of a stream that need not come from tokens. Each position
-        sees itself and those before it.
+    def read(self, x_BLD: Tensor, mask: Sees = None) -> Tensor:
+        """Returns normed hidden states of a stream, which need not come from tokens. Without a
+        mask, each position sees itself and those before it.
         """
         cos, sin = self.rotary_emb()
         cos_sin = cos[: x_BLD.shape[1]], sin[: x_BLD.shape[1]]
         for block in self.blocks:
-            x_BLD = block(x_BLD, cos_sin, True, None)
+            if self.shape.recompute and torch.is_grad_enabled():
+                x_BLD = recomputed(block, x_BLD, cos_sin, mask is None, mask)
+            else:
+                x_BLD = block(x_BLD, cos_sin, mask is None, mask)
         return self.norm(x_BLD)
 
     def flops_per_token(self) -> int:
@@ -259,9 +248,7 @@ class GPT(nn.Module):
         Counts as PaLM does (Chowdhery et al. 2022, appendix B), which others compare by: 6 for each
         weight of a matrix product, and attention as if nothing were masked.
         """
-        weights = (
-            sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
-            + self.embed_tokens.embedding_weight.numel()
-        )
+        weights = sum(p.numel() for p in self.layers.parameters() if p.ndim == 2)
+        weights += self.embed_tokens.embedding_weight.numel()  # the output's, tied or not
         width = self.shape.num_heads * self.shape.head_width
         return 6 * weights + 12 * len(self.layers) * width * self.seq_len

@@ -93,26 +93,25 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json has model_type={brief(kind)}, which arch=gpt is not; only"
             f" {', '.join(KINDS)} can be read"
         )
-    given = KINDS[kind] | dict(config)
+    full = KINDS[kind] | dict(config)
     for key in COUNTS:
-        if type(given[key]) is not int or given[key] < 1:
+        if type(full[key]) is not int or full[key] < 1:
             raise ConfigError(
-                f"config.json has {key}={brief(given[key])}; it must be a whole number of at least"
-                " 1"
+                f"config.json has {key}={brief(full[key])}; it must be a whole number of at least 1"
             )
-    rope = _rope_of(given)
-    _check_neutral(kind, given, rope)
-    width, heads = given["hidden_size"], given["num_attention_heads"]
+    rope = _rope_of(full)
+    _check_neutral(kind, full, rope)
+    width, heads = full["hidden_size"], full["num_attention_heads"]
     scaling = {name: rope[name] for name in Scaling.model_fields}
     return {
-        "num_layers": given["num_hidden_layers"],
+        "num_layers": full["num_hidden_layers"],
         "hidden_size": width,
         "num_heads": heads,
-        "kv_heads": given.get("num_key_value_heads") or heads,
-        "head_dim": given.get("head_dim") or width // heads,
-        "mlp_width": given["intermediate_size"],
-        "tied": bool(given.get("tie_word_embeddings", False)),
-        "rms_norm_eps": float(given.get("rms_norm_eps", 1e-6)),
+        "kv_heads": full.get("num_key_value_heads") or heads,
+        "head_dim": full.get("head_dim") or width // heads,
+        "mlp_width": full["intermediate_size"],
+        "tied": bool(full.get("tie_word_embeddings", False)),
+        "rms_norm_eps": float(full.get("rms_norm_eps", 1e-6)),
         "rope_theta": float(rope["rope_theta"]),
         "rope_scaling": scaling if rope["rope_type"] == "llama3" else None,
         "qk_norm": kind == "qwen3",

@@ -47,7 +47,7 @@ class Compress(Objective):
             for way, prefix in prefixes.items()
         }
         count, worth = (labels_BL != IGNORE).sum(), nats["_none"] - nats["_whole"]
-        metrics = {f"loss{way}": (each, count) for way, each in nats.items()}
+        metrics = {f"loss{way}": (summed, count) for way, summed in nats.items()}
         for way in ("", "_last"):
             metrics[f"share{way}"] = (nats["_none"] - nats[way], worth)
         return Prediction(metrics)

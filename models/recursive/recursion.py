@@ -337,10 +337,10 @@ class RecursiveNet(nn.Module):
         """Returns which slots want to halt: in TRM if the halting logit is positive, in HRM if it
         is above the logit of continuing.
         """
-        return q_B2[:, 0] > (0.0 if self.sizes.no_ACT_continue else q_B2[:, 1])
+        return self.halting_margin(q_B2) > 0
 
     def halting_margin(self, q_B2: Tensor) -> Tensor:
-        """Returns the difference of the two logits: positive for slots that want to halt."""
+        """Returns by how much a slot's wish to halt exceeds that to continue."""
         return q_B2[:, 0] - (0.0 if self.sizes.no_ACT_continue else q_B2[:, 1])
 
 

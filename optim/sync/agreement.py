@@ -58,8 +58,8 @@ class Agreement:
         """
         rows = list(of_this_rank)
         flags = finite([*checked.values()])
-        own = finite(rows).amin(0, keepdim=True) if rows else flags.new_ones(1)
-        bad = 1 - torch.cat([flags, own])
+        of_rows = finite(rows).amin(0, keepdim=True) if rows else flags.new_ones(1)
+        bad = 1 - torch.cat([flags, of_rows])
         asked = torch.tensor(requests, dtype=torch.float32)
         # numbers of the host are copied only if they say something
         asked = to_device(asked, bad.device) if any(requests) else bad.new_zeros(len(requests))
@@ -79,8 +79,8 @@ class Agreement:
             with self._dist.waiting():
                 sums = answers()
             asked = sums[len(names) :]
-            old = self._requests or [0.0] * len(asked)
-            self._requests = [a + b for a, b in zip(old, asked, strict=True)]
+            before = self._requests or [0.0] * len(asked)
+            self._requests = [a + b for a, b in zip(before, asked, strict=True)]
             bad = next((name for name, count in zip(names, sums, strict=False) if count), None)
             if bad is None:
                 continue
@@ -105,7 +105,7 @@ def finite(tensors: Sequence[Tensor]) -> Tensor:
     if not filled:
         return torch.ones(len(tensors), device=tensors[0].device)
     if filled[0].device.type == "cpu":  # the norm below takes 13 times as long there
-        bounds = torch.stack([bound for each in filled for bound in torch.aminmax(each)])
+        bounds = torch.stack([bound for tensor in filled for bound in torch.aminmax(tensor)])
         largest = iter(bounds.view(-1, 2).abs().amax(1))
     else:
         largest = iter(torch._foreach_norm(filled, float("inf")))  # one launch, and it keeps NaN

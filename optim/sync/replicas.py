@@ -34,9 +34,8 @@ def check_same(tensors: Mapping[str, Tensor], dist: Dist) -> None:
     if dist.world_size == 1:
         return
     _check_layout(tensors, dist)
-    if differing := _first_difference(
-        {name: sha256(tensor) for name, tensor in tensors.items()}, dist
-    ):
+    hashes = {name: sha256(tensor) for name, tensor in tensors.items()}
+    if differing := _first_difference(hashes, dist):
         name, ranks = differing
         raise RunError(
             f"{name} differs between ranks: rank {ranks} from rank 0; all ranks must hold the same"
@@ -78,25 +77,22 @@ def _check_layout(tensors: Mapping[str, Tensor], dist: Dist) -> None:
     everyone = dist.all_gather_text("\n".join(lines))
     for rank, text in enumerate(everyone):
         if text != everyone[0]:
-            theirs, ours = text.splitlines(), everyone[0].splitlines()
-            first = next(
-                (pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]),
-                (f"{len(ours)} tensors", f"{len(theirs)} tensors"),
-            )
+            here, there = everyone[0].splitlines(), text.splitlines()
+            pairs = [pair for pair in zip(here, there, strict=False) if pair[0] != pair[1]]
+            first, other = pairs[0] if pairs else (f"{len(here)} tensors", f"{len(there)} tensors")
             raise RunError(
-                f"ranks built different nets: rank 0 has {first[0]}, rank {rank} has {first[1]}"
+                f"ranks built different nets: rank 0 has {first}, rank {rank} has {other}"
             )
 
 
 def _first_difference(values: Mapping[str, str], dist: Dist) -> tuple[str, str] | None:
-    """The first name whose value is not the same on all ranks, and those that have another one than
-    rank 0.
-    """
+    """The first name whose value differs between ranks, and the ranks where it is not rank 0's."""
     if dist.world_size == 1 or not values:
         return None
     everyone = [json.loads(text) for text in dist.all_gather_text(json.dumps(dict(values)))]
-    for name in dict.fromkeys(name for theirs in everyone for name in theirs):
-        first = everyone[0].get(name)
-        if ranks := [str(rank) for rank, each in enumerate(everyone) if each.get(name) != first]:
+    names = dict.fromkeys(name for of_rank in everyone for name in of_rank)  # in order, each once
+    for name in names:
+        of_ranks = [of_rank.get(name) for of_rank in everyone]
+        if ranks := [str(rank) for rank, of in enumerate(of_ranks) if of != of_ranks[0]]:
             return name, ", ".join(ranks)
     return None
