@@ -54,15 +54,10 @@ def puzzle_text(
     """
     wrong = (labels != IGNORE) & (prediction != labels)
     if (len(inputs), vocab_size) == (CELLS, VOCAB):
-        parts = {"puzzle": inputs, "answer": prediction} | (
-            {"right": labels} if wrong.any() else {}
-        )
-        return "\n".join(
-            [
-                *columns({name: grid_lines(tokens) for name, tokens in parts.items()}),
-                _verdict(labels, wrong, ""),
-            ]
-        )
+        parts = {"puzzle": grid_lines(inputs), "answer": grid_lines(prediction)}
+        if wrong.any():
+            parts["right"] = grid_lines(labels)
+        return "\n".join([*columns(parts), _verdict(labels, wrong, "")])
     kind = kind_of(inputs[None], labels[None], vocab_size)
     verdict = _verdict(labels, wrong)
     if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
@@ -76,32 +71,23 @@ def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
     side = round(inputs.shape[1] ** 0.5)
     if is_maze(inputs, labels):
         return "maze"
-    return (
-        "sudoku"
-        if side in BOXES and side * side == inputs.shape[1] and vocab_size == side + 2
-        else ""
-    )
+    is_board = side in BOXES and side * side == inputs.shape[1] and vocab_size == side + 2
+    return "sudoku" if is_board else ""
 
 
 def drawn(kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarray) -> list[str]:
     """Draws a board or a maze and the answer side by side, wrong cells marked `x`."""
     side = round(len(inputs) ** 0.5)
+    puzzle, answer = characters(kind, inputs), characters(kind, prediction)
     if kind == "maze":
-        marked = np.where(wrong, len(CHARACTERS) + 1, prediction)
-        return columns({"puzzle": _maze(inputs, side), "answer": _maze(marked, side)})
-    # an untrained model may answer with a pad or a blank
-    digits = [DIGITS[token - 1] if 2 <= token <= side + 1 else NOTHING for token in prediction]
-    answer = [digit + ("x" if bad else " ") for digit, bad in zip(digits, wrong, strict=True)]
-    puzzle = ["." if token <= BLANK else DIGITS[token - 1] for token in inputs]
-    return columns({"puzzle": _board(puzzle, side), "answer": _board(answer, side)})
-
-
-def _maze(cells: np.ndarray, side: int) -> list[str]:
-    characters = f"{NOTHING}{CHARACTERS}x"
-    return [
-        "".join(characters[cell] for cell in cells[start : start + side])
-        for start in range(0, side * side, side)
-    ]
+        marked = "".join("x" if bad else cell for cell, bad in zip(answer, wrong, strict=True))
+        starts = range(0, side * side, side)
+        parts = {"puzzle": puzzle, "answer": marked}
+        return columns(
+            {name: [text[start : start + side] for start in starts] for name, text in parts.items()}
+        )
+    cells = [cell + ("x" if bad else " ") for cell, bad in zip(answer, wrong, strict=True)]
+    return columns({"puzzle": _board([*puzzle], side), "answer": _board(cells, side)})
 
 
 def columns(parts: dict[str, list[str]]) -> list[str]:
