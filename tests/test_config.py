@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from data.build import maze
-from tests.data.recursive.arc_helpers import built, write_folder
+from tests.data.helpers import built
+from tests.data.recursive.arc_helpers import write_folder
 from tests.ranks import ROOT
 from tests.runs import QUIET, config_of, torchrun, train
 from utils.command import keys
@@ -206,7 +207,7 @@ def test_published_launch_lines_run_on_two_ranks(
     data = sudoku_9x9
     if name == "trm_arc":
         write_folder(raw := tmp_path / "raw", "abcdefgh", seed=1, most=5)
-        data = built(tmp_path / "arc", "--train", raw, "--test", raw, "--num-aug", 3)
+        data = built(tmp_path / "arc", "arc", "--train", raw, "--test", raw, "--num-aug", 3)
     overrides = LINES[name].replace("$D", str(data)).split()
     shrunk = [
         "arch.hidden_size=32",

@@ -9,7 +9,8 @@ import pytest
 
 from data.build import maze
 from tests.browser import opened, take_picture
-from tests.data.recursive.arc_helpers import built, write_folder
+from tests.data.helpers import built
+from tests.data.recursive.arc_helpers import write_folder
 from tests.runs import TINY_CNN, TINY_COMPONENTS, TINY_GPT, TINY_TRM, train
 
 OWN_DATA = [argument for argument in TINY_TRM if not argument.startswith("data.embedded")]
@@ -40,7 +41,7 @@ def arguments(task: str, folder: Path, request: pytest.FixtureRequest) -> list[s
             for name, seed in (("train", 1), ("test", 2)):
                 write_folder(folder / name, "ab" if name == "train" else "c", seed, most=8)
             both = ["--train", folder / "train", "--test", folder / "test", "--num-aug", 2]
-            path = built(folder / "data", *both)
+            path = built(folder / "data", "arc", *both)
             quick = ["max_steps=2", "eval_every_steps=1", "global_batch_size=8", "log_interval=1"]
             quick += ["arch.halt_max_steps=2", "arch.forward_dtype=float32", "report=true"]
             return [*OWN_DATA, *quick, f"data_path={path}", "evaluators=[arc]"]

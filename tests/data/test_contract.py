@@ -4,6 +4,7 @@ batch, and each example of an evaluation is read once.
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,20 @@ import pytest
 from contract import IGNORE, Arrays
 from data.source import fingerprints_of
 from data.stream import eval_batches
+from tests.data.helpers import everything, joined
 from tests.data.language.token_helpers import write_corpus
 from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.making import make_source
 
 BATCH = 24
 EPOCHS, STEPS = {"epochs": 9}, {"max_steps": 9}
+DOCUMENTS = {"documents": True, "begin_token": 50}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits", EPOCHS),
     "boards": ("puzzles", EPOCHS | {"embedded": {"size": 4, "train": 40, "test": 9, "blanks": 7}}),
     "ragged": ("puzzles", EPOCHS | {"data_path": "ragged"}),
     "tokens": ("tokens", STEPS | {"data_path": "tokens", "seq_len": 8}),
-    "documents": (
-        "tokens",
-        STEPS | {"data_path": "tokens", "seq_len": 8, "documents": True, "begin_token": 50},
-    ),
+    "documents": ("tokens", STEPS | {"data_path": "tokens", "seq_len": 8} | DOCUMENTS),
     "features": ("features", STEPS | {"held_out": 50}),
     "induction": ("induction", STEPS | {"held_out": 50, "seq_len": 9}),
 }
@@ -63,8 +63,7 @@ def test_batches_are_functions_of_seed_step_and_shard(name: str, folders: Path) 
         assert equal(again.train_batch(step, shard), batch)
         assert {len(rows) for rows in batch.values()} == {BATCH // 4}
     for step in range(6):
-        for key, rows in whole.train_batch(step, 0).items():
-            assert np.array_equal(np.concatenate([there[step, at][key] for at in range(4)]), rows)
+        assert equal(joined(there[step, shard] for shard in range(4)), whole.train_batch(step, 0))
     assert not equal(there[0, 0], there[1, 0])
     assert not equal(there[0, 0], made(name, folders, seed=4).train_batch(0, 0))
 
@@ -81,15 +80,12 @@ def test_a_longer_run_is_on_the_same_data(name: str, folders: Path) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_each_example_of_an_evaluation_is_read_once(name: str, folders: Path) -> None:
     for examples in made(name, folders).eval_sets().values():
-        everything = examples.read(np.arange(len(examples)))
+        whole = everything(examples)
         for ranks in (1, 3):
-            read = [
-                each for rank in range(ranks) for each in eval_batches(examples, 4, rank, ranks)
-            ]
-            assert sorted(np.concatenate([indices for indices, _ in read])) == [
-                *range(len(examples))
-            ]
+            read = [*chain(*(eval_batches(examples, 4, rank, ranks) for rank in range(ranks)))]
+            indices = np.concatenate([indices for indices, _ in read])
+            assert sorted(indices) == [*range(len(examples))]
             for indices, batch in read:
-                for key, rows in everything.items():
+                for key, rows in whole.items():
                     assert np.array_equal(batch[key][: len(indices)], rows[indices])
                 assert (batch["labels"][len(indices) :] == IGNORE).all()

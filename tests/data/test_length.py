@@ -26,18 +26,32 @@ def test_every_item_comes_once_an_epoch_in_an_order_of_its_own(items: int) -> No
         assert (order.visits(start, start + items) == visits[start : start + items]).all()
 
 
+@pytest.mark.parametrize("items", [5, 700, 5000])
+def test_each_epoch_visits_each_group_once_in_its_own_order(items: int) -> None:
+    counts = np.random.default_rng(0).integers(1, 4, items)
+    first, owner = np.cumsum(counts) - counts, np.repeat(np.arange(items), counts)
+    order = Order(7, items, (first, counts))
+    visits = order.visits(0, 12 * items)
+    epochs = owner[visits].reshape(12, items)
+    assert (np.sort(epochs, axis=1) == np.arange(items)).all()
+    assert len({epoch.tobytes() for epoch in epochs}) > 10
+    if items == 700:
+        everything = np.unique(order.visits(0, 60 * items))
+        assert len(everything) == counts.sum(), "every puzzle of a group has its chance"
+    between = slice(items // 2, 9 * items + 1)
+    assert (order.visits(between.start, between.stop) == visits[between]).all()
+
+
 SIZES = {"uniform": np.full(10, 2), "ragged": np.array([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])}
 
 
 def due(
     kind: str, epochs: int | None, interval: int | None, max_steps: int | None, every: int | None
 ) -> tuple[int, list[int]]:
-    length = run_length(
-        cut_steps(Order(0, 10), SIZES[kind], 10, epochs, interval), 10, max_steps, every
-    )
-    return length.total_steps, [
-        done for done in range(length.total_steps + 1) if length.evaluates_after(done)
-    ]
+    steps = cut_steps(Order(0, 10), SIZES[kind], 10, epochs, interval)
+    length = run_length(steps, 10, max_steps, every)
+    evaluated = filter(length.evaluates_after, range(length.total_steps + 1))
+    return length.total_steps, [*evaluated]
 
 
 def test_length_and_evaluations_follow_epochs_or_steps() -> None:

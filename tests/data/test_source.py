@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract import Examples, RunLength, Source, Spec
+from contract import IGNORE, Examples, RunLength, RunSettings, Source, Spec
+from data.order import EpochSource
 from data.source import check_batch, fingerprints_of
 from data.stream import read_shards
+from tests.data.helpers import global_batch
 from utils.errors import ConfigError
 
 TWO = np.zeros((2, 3))
@@ -41,11 +43,6 @@ class Stream(MySource):
 class OneRow(Examples):
     def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {"inputs": np.zeros(1)}
-
-
-class WithOneRow(MySource):
-    def eval_sets(self) -> Mapping[str, Any]:
-        return {"val": OneRow(rows(9))}
 
 
 class Pairs:
@@ -106,30 +103,41 @@ def test_a_batch_that_is_none_is_one_line(batch: Any, line: str) -> None:
         fingerprints_of(MySource(lambda shard: batch), 0)
 
 
-def test_an_evaluation_set_that_returns_other_rows_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"OneRow.eval_sets: val: inputs has 1 rows, not 8"):
-        fingerprints_of(WithOneRow(), 0)
+RAGGED = [{"inputs": np.zeros(length)} for length in (3, 3, 4)]
 
 
-def test_examples_that_are_tuples_or_of_several_lengths_are_one_line() -> None:
-    bare = MySource()
-    bare.eval_sets = lambda: {"val": rows(9)}  # type: ignore[method-assign,assignment,return-value]
-    with pytest.raises(ConfigError, match=r"MySource.eval_sets: val: is a dict; give contract.Ex"):
-        fingerprints_of(bare, 0)
-    with pytest.raises(ConfigError, match=r"Pairs.__getitem__: returns a tuple; return a dict by"):
-        fingerprints_of(MySource(val=Pairs()), 0)
-    ragged = [{"inputs": np.zeros(length)} for length in (3, 3, 4)]
-    line = r"list.__getitem__: inputs has another shape in some examples than in others; pad it"
+@pytest.mark.parametrize(
+    ("examples", "line"),
+    [
+        (OneRow(rows(9)), "MySource.eval_sets: val: inputs has 1 rows, not 8"),
+        (rows(9), "MySource.eval_sets: val: is a dict; give contract.Examples"),
+        (Examples(Pairs()), "Pairs.__getitem__: returns a tuple; return a dict by name"),  # type: ignore[arg-type]
+        (Examples(RAGGED), "list.__getitem__: inputs has another shape in some examples than in"),
+    ],
+)
+def test_an_evaluation_set_that_is_none_is_one_line(examples: Any, line: str) -> None:
+    source = MySource()
+    source.eval_sets = lambda: {"val": examples}  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=line):
-        fingerprints_of(MySource(val=ragged), 0)
+        fingerprints_of(source, 0)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 4)])
 def test_shards_that_are_not_alike_are_one_line(shape: tuple[int, int]) -> None:
     source = MySource(lambda shard: {"inputs": np.zeros(shape) if shard == 6 else TWO})
     assert read_shards(source, 1, [4, 5])["inputs"].shape == (4, 3)
-    line = (
-        f"step 1: shard 6 has inputs of shape {[*shape]}, and shard 4 inputs of shape [2, 3]; give"
-    )
-    with pytest.raises(ConfigError, match=re.escape(line)):
+    line = rf"step 1: shard 6 has inputs of shape \{[*shape]}, and shard 4 inputs of shape \[2, 3"
+    with pytest.raises(ConfigError, match=line):
         read_shards(source, 1, [4, 5, 6])
+
+
+def test_a_map_style_dataset_is_a_source_with_epochs() -> None:
+    """As data/README.md says."""
+    items = [{"inputs": np.full(3, number), "labels": number} for number in range(20)]
+    run = RunSettings(seed=3, shards=4, global_batch_size=20, epochs=2)
+    made = EpochSource(run, Spec(), Examples(items), test=Examples(items[:5]))
+    assert made.length.total_steps == 2
+    assert sorted(global_batch(made, 1, 4)["labels"]) == [*range(20)]
+    test = made.eval_sets()["test"]
+    assert test.read(np.array([4, 2]))["inputs"].tolist() == [[4] * 3, [2] * 3]
+    assert test.padding(2)["labels"].tolist() == [IGNORE] * 2

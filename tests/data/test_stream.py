@@ -3,6 +3,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from data.recursive.puzzles import PuzzleSource
 from data.stream import ShardStream, to_tensors, train_loader
+from tests.data.recursive.helpers import source as puzzles
 from tests.data.recursive.helpers import write_dataset
-from tests.making import make_source
 from tests.ranks import run_code
 from utils.errors import ConfigError, LocalError, RankError
 
@@ -21,21 +22,23 @@ PARTS = [range(0, 2), [2]]
 @pytest.fixture
 def source(tmp_path) -> PuzzleSource:
     write_dataset(tmp_path, [[1, 2], [3]] * 20)
-    return make_source(
-        "puzzles", seed=0, shards=4, global_batch_size=8, epochs=4, data_path=str(tmp_path)
-    )
+    return puzzles(tmp_path, shards=4)
 
 
 class Failing:
     """A source that fails at step 3."""
 
-    def __init__(self, error: Exception) -> None:
-        self._error = error
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error or ValueError()
 
     def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:
         if step == 3:
             raise self._error
         return {"process": np.full(2, os.getpid())}
+
+
+def steps_of(workers: int, start: int, stop: int, error: Exception | None = None) -> Any:
+    return train_loader(ShardStream(Failing(error), [[0]], start, stop), workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -54,7 +57,7 @@ def test_steps_come_in_order_and_whole_with_any_number_of_workers(source, worker
 
 
 def test_batches_are_made_in_another_process_and_survive_it(source):
-    steps = list(train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), workers=2))
+    steps = list(steps_of(2, 4, 40))
     assert len({int(parts[0]["process"][0]) for _, parts in steps} - {os.getpid()}) == 2
 
 
@@ -62,14 +65,10 @@ def test_batches_are_made_in_another_process_and_survive_it(source):
 def test_an_error_in_a_worker_is_the_main_process_s_error(workers):
     message = "data_path=x: is damaged; build it again"
     with pytest.raises(LocalError) as caught:  # of this rank: it must speak
-        list(train_loader(ShardStream(Failing(ConfigError(message)), [[0]], 0, 9), workers))
+        list(steps_of(workers, 0, 9, ConfigError(message)))
     assert str(caught.value) == message
     with pytest.raises(ZeroDivisionError, match="by nothing"):
-        list(
-            train_loader(
-                ShardStream(Failing(ZeroDivisionError("by nothing")), [[0]], 0, 9), workers
-            )
-        )
+        list(steps_of(workers, 0, 9, ZeroDivisionError("by nothing")))
 
 
 def test_closing_ends_the_workers_and_ctrl_c_is_not_theirs(source):
@@ -93,9 +92,8 @@ def test_workers_die_with_a_process_that_is_killed():
     """Or they would hold its sockets, and the lock of its run directory."""
     done = run_code("""
 import os, signal, time
-from data.stream import ShardStream, train_loader
-from tests.data.test_stream import Failing
-steps = train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), 1)
+from tests.data.test_stream import steps_of
+steps = steps_of(1, 4, 40)
 next(steps)
 print(time.monotonic(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -109,4 +107,4 @@ def test_too_little_shared_memory_is_one_line(monkeypatch):
 
     monkeypatch.setattr("torch.UntypedStorage.share_memory_", full)
     with pytest.raises(RankError, match=r"No space left.*/dev/shm.*num_workers=0"):
-        list(train_loader(ShardStream(Failing(ValueError()), [[0]], 4, 40), 1))
+        list(steps_of(1, 4, 40))

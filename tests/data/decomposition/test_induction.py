@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
+from tests.data.helpers import global_batch, joined
 from tests.making import make_source
-from utils.errors import ConfigError
 
 KEYS = {"seed": 3, "shards": 8, "global_batch_size": 64, "max_steps": 10}
 KEYS |= {"vocab_size": 6, "seq_len": 9}
@@ -14,10 +13,8 @@ KEYS |= {"vocab_size": 6, "seq_len": 9}
 
 def test_the_answer_stood_behind_the_marker() -> None:
     source = make_source("induction", **KEYS, prefix_window=4)
-    batches = [source.train_batch(step, shard) for step in range(4) for shard in range(8)]
-    assert all(batch["inputs"].shape == (8, 9) for batch in batches)
-    tokens = np.concatenate([batch["inputs"] for batch in batches])
-    answer = np.concatenate([batch["answer"] for batch in batches])
+    tokens, answer = joined(global_batch(source, step, 8) for step in range(4)).values()
+    assert tokens.shape == (256, 9)
     assert (tokens[:, 0] == 0).all()
     assert (tokens[:, -1] == 7).all()
     rows, first = np.nonzero(tokens[:, :-1] == 7)
@@ -35,10 +32,3 @@ def test_evaluations_count_all_positions_of_fresh_texts() -> None:
     fresh, trained = texts.read(np.arange(8))["inputs"], source.train_batch(0, 0)["inputs"]
     assert not np.array_equal(fresh, trained)
     assert source.spec.vocab_size == 8
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data.prefix_window=7: must be at most 6"):
-        make_source("induction", **KEYS, prefix_window=7)
-    with pytest.raises(ConfigError, match=r"data_path=x: this data is drawn anew, not read"):
-        make_source("induction", **KEYS, data_path="x")

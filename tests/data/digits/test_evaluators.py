@@ -10,31 +10,23 @@ import torch
 
 from contract import IGNORE, Prediction
 from data.digits.evaluators import SHOWN, Confusion, Mistakes
+from tests.data.helpers import reported
 from tests.data.recursive.helpers import source, write_dataset
 
 LABELS, ANSWERS = [0, 0, 0, 2, 2, 2, 2], [0, 1, 0, 2, 2, 0, 2]
 
 
-def measured(*batches: list[int]) -> Confusion:
-    """These examples in batches of four, padded with rows that a net has an answer to as well."""
-    made = Confusion(4)
-    for number, rows in enumerate(batches):
-        labels, answers = torch.full((4,), IGNORE, dtype=torch.int32), torch.full((4,), 3)
-        labels[: len(rows)], answers[: len(rows)] = (
-            torch.tensor(LABELS)[rows],
-            torch.tensor(ANSWERS)[rows],
-        )
-        made.add(
-            np.arange(len(rows)) + 4 * number,
-            {"labels": labels},
-            Prediction({}, {"answer": answers}),
-        )
-    return made
+def batch_of(rows: list[int], first: int) -> tuple:
+    """These examples in a batch of four, padded with rows that a net has an answer to as well."""
+    labels, answers = torch.full((4,), IGNORE, dtype=torch.int32), torch.full((4,), 3)
+    labels[: len(rows)] = torch.tensor(LABELS)[rows]
+    answers[: len(rows)] = torch.tensor(ANSWERS)[rows]
+    return np.arange(len(rows)) + first, {"labels": labels}, {"answer": answers}
 
 
 def test_recalls_and_table() -> None:
-    made = measured([0, 6, 3], [1, 5, 4], [2])
-    report = made.report(made.rows())
+    batches = batch_of([0, 6, 3], 0), batch_of([1, 5, 4], 4), batch_of([2], 8)
+    report = reported(Confusion(4), *batches)
     assert report.metrics == {"recall_0": pytest.approx(2 / 3), "recall_2": 3 / 4}, (
         "of a class without examples there is none"
     )
@@ -67,13 +59,11 @@ def test_the_first_mistakes_are_shown() -> None:
         "labels": labels,
     }
     logits = torch.nn.functional.one_hot(answers, 10).float()
-
-    evaluator = Mistakes()
+    batches = []
     for rows in torch.arange(count).split(5):
         some = {name: values[rows] for name, values in batch.items()}
-        outputs = {"answer": answers[rows], "logits": logits[rows]}
-        evaluator.add(rows.numpy(), some, Prediction({}, outputs))
-    report = evaluator.report(evaluator.rows())
+        batches.append((rows.numpy(), some, {"answer": answers[rows], "logits": logits[rows]}))
+    report = reported(Mistakes(), *batches)
     shown = json.loads(report.files["mistakes.scene.json"])
     assert [item["index"] for item in shown["items"]] == [0, *range(6, 3 * SHOWN + 6, 3)][:SHOWN]
     assert shown["items"][1] == {
@@ -83,4 +73,4 @@ def test_the_first_mistakes_are_shown() -> None:
         "share": pytest.approx(np.e / (np.e + 9), rel=1e-4),
         "index": 6,
     }
-    assert Mistakes().report(Mistakes().rows()).files == {}
+    assert reported(Mistakes()).files == {}

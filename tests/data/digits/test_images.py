@@ -5,19 +5,14 @@ import numpy as np
 import pytest
 
 from data.digits.images import IDX_FILES, ImageSource
-from tests.data.recursive.helpers import shown
+from tests.data.helpers import everything, shown
 from tests.making import make_source
 from utils.errors import ConfigError
 
 
 def source(**changes) -> ImageSource:
-    return make_source(
-        "digits",
-        **(
-            {"seed": 0, "shards": 4, "global_batch_size": 60, "epochs": 4, "eval_interval": 2}
-            | changes
-        ),
-    )
+    run = {"seed": 0, "shards": 4, "global_batch_size": 60, "epochs": 4, "eval_interval": 2}
+    return make_source("digits", **run | changes)
 
 
 def idx(shape: tuple[int, ...], values: bytes) -> bytes:
@@ -41,10 +36,7 @@ def test_digits_are_real_split_once_and_the_same_for_every_seed():
     one, other = source(), source(seed=1)
     assert one.spec == other.spec
     assert (one.spec.num_classes, one.spec.image_shape) == (10, (28, 28))
-    tests = [
-        made.eval_sets()["test"].read(np.arange(len(made.eval_sets()["test"])))
-        for made in (one, other)
-    ]
+    tests = [everything(made.eval_sets()["test"]) for made in (one, other)]
     assert (tests[0]["inputs"] == tests[1]["inputs"]).all()
     assert 355 <= len(tests[0]["labels"]) <= 364
     assert np.bincount(tests[0]["labels"]).min() >= 34  # every digit has its share
@@ -56,22 +48,15 @@ def test_digits_are_real_split_once_and_the_same_for_every_seed():
 def test_idx_files_are_read(tmp_path, compressed):
     written = write_idx(tmp_path, compressed)
     made = source(dataset="mnist", data_path=str(tmp_path), global_batch_size=20)
-    test = made.eval_sets()["test"].read(np.arange(20))
+    test = everything(made.eval_sets()["test"])
     assert (test["inputs"] == written["t10k-images-idx3-ubyte"]).all()
     assert (test["labels"] == written["t10k-labels-idx1-ubyte"]).all()
     assert made.length.total_steps == 2 * (2 * 50 // 20)
 
 
-def test_digits_read_no_folder(tmp_path):
-    with pytest.raises(ConfigError, match="reads no folder"):
-        source(data_path=str(tmp_path))
-
-
 def test_an_example_is_drawn_with_its_answer():
     made = source()
-    example = {
-        name: array[0] for name, array in made.eval_sets()["test"].read(np.array([0])).items()
-    }
+    example = {name: array[0] for name, array in everything(made.eval_sets()["test"]).items()}
     label = int(example["labels"])
     text = shown(made, "test", example, np.array(label))
     assert text.endswith(f"answer: {label} (correct)")

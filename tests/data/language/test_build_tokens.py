@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.build import tokens as builder
 from data.language.token_files import open_corpus
+from tests.data.helpers import built, files
 
 RNG = np.random.default_rng(0)
 WORDS = ["the", "sea", "né", "ship", "  \n", "<|begin|>", "at", "日本", "🙂", "of", "salt."]
@@ -21,18 +21,11 @@ def write_documents(folder: Path) -> Path:
     from pyarrow import parquet, table
 
     folder.mkdir()
-    (folder / "a.jsonl").write_text(
-        "".join(json.dumps({"text": text, "n": 1}) + "\n" for text in DOCUMENTS[:200])
-    )
+    lines = [json.dumps({"text": text, "n": 1}) + "\n" for text in DOCUMENTS[:200]]
+    (folder / "a.jsonl").write_text("".join(lines))
     parquet.write_table(table({"text": DOCUMENTS[200:399]}), folder / "b.parquet")
     (folder / "c.txt").write_text(DOCUMENTS[399])
     return folder
-
-
-def built(folder: Path, *arguments: str) -> dict[str, bytes]:
-    assert builder.main([*arguments, "--output-dir", str(folder)]) == 0
-    assert not [*folder.parent.glob(f"{folder.name}.*")], "nothing is left beside it"
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +45,8 @@ def read_back(folder: Path) -> list[str]:
             pieces = np.split(tokens.astype(np.int64), np.flatnonzero(tokens == corpus.begin))[1:]
             texts += [corpus.tokenizer.decode(piece[1:].tolist()) for piece in pieces]
             if corpus.token_bytes:
-                assert np.array(corpus.token_bytes)[tokens.astype(np.int64)].sum() == sum(
-                    len(text.encode()) for text in texts[-len(pieces) :]
-                )
+                size = sum(len(text.encode()) for text in texts[-len(pieces) :])
+                assert np.array(corpus.token_bytes)[tokens.astype(np.int64)].sum() == size
     return texts
 
 
@@ -64,10 +56,11 @@ def read_back(folder: Path) -> list[str]:
 def test_every_document_can_be_read_back_and_a_rebuild_has_the_same_bytes(
     kind: list[str], texts: Path, tmp_path: Path
 ) -> None:
-    given = ["--input", str(texts), *kind, "--val-share", "0.1"]
-    first = built(tmp_path / "one", *given)
+    given = "tokens", "--input", texts, *kind, "--val-share", 0.1
+    first = files(built(tmp_path / "one", *given))
     assert sorted(read_back(tmp_path / "one")) == sorted(DOCUMENTS)
-    assert first == built(tmp_path / "two", *given)
+    assert first == files(built(tmp_path / "two", *given))
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}, "nothing is left beside it"
     said = json.loads(first["dataset.json"])
     assert len(said["token_bytes"]) == said["vocab_size"] == (257 if "bytes" in kind else 300)
     val = open_corpus("x", tmp_path / "one").files["val"]
@@ -76,10 +69,8 @@ def test_every_document_can_be_read_back_and_a_rebuild_has_the_same_bytes(
 
 def test_a_single_text_is_cut_where_its_last_part_begins(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("".join(DOCUMENTS))
-    built(
-        tmp_path / "out",
-        *("--input", str(tmp_path / "x.txt"), "--tokenizer", "bytes", "--val-share", "0.1"),
-    )
+    given = "--input", tmp_path / "x.txt", "--tokenizer", "bytes", "--val-share", 0.1
+    built(tmp_path / "out", "tokens", *given)
     train, val = read_back(tmp_path / "out")
     assert train + val == "".join(DOCUMENTS)
     assert len(train) == int(0.9 * len(train + val))

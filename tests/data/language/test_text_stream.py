@@ -15,6 +15,7 @@ import pytest
 from data.language.text_files import Documents, TextFiles
 from data.language.text_stream import StreamSource
 from data.stream import Cursors
+from tests.data.helpers import everything, joined
 from tests.making import make_source
 from tests.runs import EXACT, TINY_GPT, digest, faulty, stopped, train
 from utils.errors import ConfigError
@@ -25,37 +26,20 @@ BEGIN = 256
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts") / "texts"
-    folder.mkdir()
-    for number in range(3):
-        rows = DOCUMENTS[number * 300 : (number + 1) * 300 if number < 2 else None]
-        (folder / f"{number}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in rows)
-        )
-    return folder
+    texts = [DOCUMENTS[:300], DOCUMENTS[300:600], DOCUMENTS[600:]]
+    return write_files(tmp_path_factory.mktemp("texts") / "texts", ".jsonl", texts)
 
 
 def source(folder: Path | None, **more) -> StreamSource:
-    given = {
-        "seed": 0,
-        "shards": 4,
-        "global_batch_size": 8,
-        "max_steps": 200,
-        "seq_len": 16,
-        "data_path": folder and str(folder),
-    }
-    return make_source("stream", **(given | more))
+    run = {"seed": 0, "shards": 4, "global_batch_size": 8, "max_steps": 200, "seq_len": 16}
+    return make_source("stream", **run | {"data_path": folder and str(folder)} | more)
 
 
 def read(made: StreamSource, shard: int, steps: range) -> np.ndarray:
     """A shard's windows behind each other."""
-    batches = [made.train_batch(step, shard) for step in steps]
-    for batch in batches:
-        assert np.array_equal(batch["labels"][:, :-1], batch["inputs"][:, 1:])
-    inputs = np.concatenate([batch["inputs"].reshape(-1) for batch in batches])
-    assert np.array_equal(
-        inputs[1:], np.concatenate([batch["labels"].reshape(-1) for batch in batches])[:-1]
-    )
+    rows = joined(made.train_batch(step, shard) for step in steps)
+    inputs, labels = rows["inputs"].reshape(-1), rows["labels"].reshape(-1)
+    assert np.array_equal(inputs[1:], labels[:-1])
     return inputs
 
 
@@ -67,23 +51,20 @@ def documents(tokens: np.ndarray) -> list[str]:
 
 def test_streams_share_out_the_documents_and_begin_again(folder: Path) -> None:
     made = source(folder)
-    held_out = made.eval_sets()["val"].read(np.arange(len(made.eval_sets()["val"])))
-    val = documents(
-        np.append(held_out["inputs"].reshape(-1)[: int((held_out["labels"] >= 0).sum())], BEGIN)
-    )
+    held_out = everything(made.eval_sets()["val"])
+    counted = int((held_out["labels"] >= 0).sum())
+    val = documents(np.append(held_out["inputs"].reshape(-1)[:counted], BEGIN))
     assert 20 < len(val) < 90
     seen = Counter(text for shard in range(4) for text in documents(read(made, shard, range(200))))
     missing = {*DOCUMENTS} - {*seen} - {*val}
     assert len(missing) <= 1, "all are read; the last held-out one is cut off"
     assert not {*val} & {*seen}
     assert max(seen.values()) > 1, "a stream begins again"
-    first = [documents(read(source(folder, seed=5), shard, range(20))) for shard in range(4)]
-    assert len({text for texts in first for text in texts}) == sum(map(len, first)), (
-        "no document is in two streams"
-    )
-    assert {*documents(read(source(folder / "1.jsonl"), 0, range(20)))} <= {*DOCUMENTS[300:600]}, (
-        "a file of its own"
-    )
+    other = source(folder, seed=5)
+    first = Counter(text for shard in range(4) for text in documents(read(other, shard, range(20))))
+    assert max(first.values()) == 1, "no document is in two streams"
+    of_a_file = documents(read(source(folder / "01.jsonl"), 0, range(20)))
+    assert {*of_a_file} <= {*DOCUMENTS[300:600]}
 
 
 def test_a_dataset_that_datasets_reads_gives_the_same_windows(folder: Path) -> None:
@@ -128,40 +109,26 @@ def test_a_look_at_another_ranks_shard_is_not_saved(folder: Path) -> None:
     assert np.array_equal(read(later, 1, range(2, 4)), read(made, 1, range(2, 4)))
 
 
-def test_what_cannot_be_streamed_is_one_line(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "few").mkdir()
-    (tmp_path / "few" / "x.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    (tmp_path / "mixed").mkdir()
-    for name in ("a.txt", "b.jsonl"):
-        (tmp_path / "mixed" / name).write_text("{}")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "x.parquet").write_bytes(b"PAR1")
-    for more, line in [
-        ({"num_workers": 2}, r"^num_workers=2: data=stream reads in the training process"),
-        ({"epochs": 2}, r"^epochs=2: this data has no epochs"),
-        ({"max_steps": None}, r"^max_steps=null: a stream has no known length"),
-        ({"split": "test"}, r"^data.split=test: only a dataset on the hub has splits; give"),
-        ({"data_path": None}, r"^data_path=null and data.hub=null: give one of the two"),
-        ({"data_path": str(tmp_path / "none")}, r"none: no such file or folder; give .jsonl"),
-        ({"data_path": str(tmp_path / "mixed")}, r"mixed: files of several kinds"),
-        ({"field": "body"}, r"^data_path=.*: line 1: has text, not body; name the field"),
-        ({"tokenizer": "none.json"}, r"^data.tokenizer=none.json: none.json is no tokenizer"),
-    ]:
-        with pytest.raises(ConfigError, match=line):
-            source(folder, **more)
-    with pytest.raises(
-        ConfigError, match=r"few, shard 3: no documents for training in it; use fewer shards"
-    ):
-        source(tmp_path / "few").train_batch(0, 3)
-    with pytest.raises(ConfigError, match=r"texts, shard 0: no documents for training in it"):
-        source(folder, val_share=0.9999999).train_batch(0, 0)
-    write_files(tmp_path / "number", ".jsonl", [["one"], ["two", 3]])
-    for path, line in [
-        (tmp_path / "broken", r"broken/x.parquet: cannot be read as Parquet"),
-        (tmp_path / "number", r"1.jsonl: line 2: text is int, not text"),
-    ]:
-        with pytest.raises(ConfigError, match=line):
-            read(source(path, shards=1, seq_len=1), 0, range(1))
+@pytest.mark.parametrize(
+    ("files", "keys", "line"),
+    [
+        ([["one", "two"]], {}, "x, shard 3: no documents for training in it; use fewer shards"),
+        ([DOCUMENTS], {"val_share": 0.9999999}, "x, shard 3: no documents for training in it"),
+        ([["one"], ["two", 3]], {}, "1.jsonl: line 2: text is int, not text"),
+    ],
+)
+def test_what_cannot_be_streamed_is_one_line(
+    files: list[list[Any]], keys: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    write_files(tmp_path / "x", ".jsonl", files)
+    with pytest.raises(ConfigError, match=line):
+        read(source(tmp_path / "x", seq_len=1, **keys), 3, range(1))
+
+
+def test_a_broken_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"x.parquet: cannot be read as Parquet"):
+        source(tmp_path)
 
 
 def write_files(folder: Path, suffix: str, rows: list[list[Any]]) -> Path:

@@ -36,12 +36,5 @@ def write_corpus(folder: Path, train: int = 1000, val: int = 100, first: int = 0
 
 
 def source(folder: Path | None, **more) -> TokenSource:
-    given = {
-        "seed": 0,
-        "shards": 2,
-        "global_batch_size": 8,
-        "epochs": 2,
-        "seq_len": 8,
-        "data_path": folder and str(folder),
-    }
-    return make_source("tokens", **(given | more))
+    run = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 2, "seq_len": 8}
+    return make_source("tokens", **run | {"data_path": folder and str(folder)} | more)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from data.build.arc import main
-
 DIHEDRAL = [
     lambda grid: grid,
     lambda grid: np.rot90(grid, 1),
@@ -45,11 +43,6 @@ def write_folder(folder: Path, names: str, seed: int, most: int = 30) -> dict[st
     return tasks
 
 
-def built(folder: Path, *arguments: object) -> Path:
-    assert main([*map(str, arguments), "--output-dir", str(folder)]) == 0
-    return folder
-
-
 def tokens(grid: np.ndarray, down: int = 0, right: int = 0) -> np.ndarray:
     """A grid on its canvas, cell by cell."""
     canvas = np.zeros((30, 30), np.uint8)
@@ -64,11 +57,9 @@ def tokens(grid: np.ndarray, down: int = 0, right: int = 0) -> np.ndarray:
 def meaning(name: str) -> tuple[str, int, np.ndarray]:
     """The puzzle, the symmetry and the colour map that a name of TRM's layout stands for."""
     puzzle, *rest = name.split("|||")
-    return (
-        (puzzle, int(rest[0][1:]), np.array([int(digit) for digit in rest[1]]))
-        if rest
-        else (puzzle, 0, np.arange(10))
-    )
+    if not rest:
+        return puzzle, 0, np.arange(10)
+    return puzzle, int(rest[0][1:]), np.array([*map(int, rest[1])])
 
 
 def answers(folder: Path, seed: int) -> tuple[np.ndarray, np.ndarray]:

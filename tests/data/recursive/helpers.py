@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from contract import Arrays, Prediction, Source
 from data.recursive.puzzles import PuzzleSource
 from tests.making import make_source
 
@@ -62,23 +60,3 @@ def source(path: Path | None = None, **more: Any) -> PuzzleSource:
     """A source of the dataset at this path; more keys change or add to those of a small run."""
     run = {"seed": 0, "shards": 2, "global_batch_size": 8, "epochs": 6, "eval_interval": 3}
     return make_source("puzzles", **run | {"data_path": path and str(path)} | more)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """The content of all files in a folder."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def shown(source: Source, set_name: str, example: Arrays, answer: np.ndarray) -> str:
-    """Returns what an evaluation shows of a set with this first example and this answer to it."""
-    text = ""
-    for evaluator in source.evaluators(set_name):
-        batch = {name: torch.from_numpy(np.stack([row, row])) for name, row in example.items()}
-        evaluator.add(
-            np.array([0, 1]),
-            batch,
-            Prediction({}, {"answer": torch.from_numpy(np.stack([answer, answer]))}),
-        )
-        text += evaluator.report(evaluator.rows()).text
-    return text

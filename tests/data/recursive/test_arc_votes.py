@@ -20,7 +20,8 @@ import torch
 from contract import Prediction, Report
 from data.recursive.arc_votes import PASSES, ArcPairs, ArcVotes
 from data.recursive.puzzle_files import PuzzleSplit, read_split
-from tests.data.recursive.arc_helpers import DIHEDRAL, answers, built, meaning, write_folder
+from tests.data.helpers import built
+from tests.data.recursive.arc_helpers import DIHEDRAL, answers, meaning, write_folder
 from tests.data.recursive.helpers import source, write_dataset
 from tests.ranks import ROOT
 from tests.runs import QUIET, train
@@ -39,38 +40,30 @@ def test_what_trms_evaluator_makes_of_the_same_answers(tmp_path: Path) -> None:
     for field in fields:
         np.save(tmp_path / "test" / f"all__{field}.npy", golden[field])
     (tmp_path / "identifiers.json").write_bytes(golden["identifiers"].tobytes())
-    report = voted(
-        read_split("data_path=x", tmp_path, "test"),
-        golden["answers"],
-        golden["q"],
-        [np.arange(len(golden["q"]))],
-    )
-    assert {
-        f"ARC/{name}": value for name, value in report.metrics.items() if name.startswith("pass")
-    } == pytest.approx(recorded["metrics"])
+    split = read_split("data_path=x", tmp_path, "test")
+    report = voted(split, golden["answers"], golden["q"])
+    passes = {name: value for name, value in report.metrics.items() if name.startswith("pass")}
+    assert {f"ARC/{name}": passes[name] for name in passes} == pytest.approx(recorded["metrics"])
     assert json.loads(report.files["submission.json"]) == recorded["submission"]
 
 
-def voted(
-    split: PuzzleSplit, answers: np.ndarray, q: np.ndarray, ranks: list[np.ndarray]
-) -> Report:
+def voted(split: PuzzleSplit, answers: np.ndarray, q: np.ndarray, *ranks: np.ndarray) -> Report:
     """The report on what these ranks have evaluated in batches, the last one padded."""
-    pairs = ArcPairs(split, "all")
-    found = []
-    for examples in ranks:
-        made = ArcVotes(pairs)
+    pairs, found = ArcPairs(split, "all"), []
+    for examples in ranks or [np.arange(len(q))]:
+        counted = ArcVotes(pairs)
         for start in range(0, len(examples), BATCH):
             indices = examples[start : start + BATCH]
-            batch = np.concatenate([indices, np.zeros(BATCH - len(indices), int)])
+            padded = np.resize(indices, BATCH)
             outputs = {
-                "answer": torch.from_numpy(answers[batch].astype(np.int64)),
-                "q_halt_logits": torch.from_numpy(q[batch]),
+                "answer": torch.from_numpy(answers[padded].astype(np.int64)),
+                "q_halt_logits": torch.from_numpy(q[padded]),
             }
-            made.add(indices, {}, Prediction({}, outputs))
-        found.append(made.rows())
-    having = [rows for rows in found if rows]
+            counted.add(indices, {}, Prediction({}, outputs))
+        if rows := counted.rows():
+            found.append(rows)
     return ArcVotes(pairs).report(
-        {name: torch.cat([rows[name] for rows in having]) for name in having[0]} if having else {}
+        {name: torch.cat([rows[name] for rows in found]) for name in found[0]}
     )
 
 
@@ -78,7 +71,7 @@ def voted(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scratch = tmp_path_factory.mktemp("votes")
     write_folder(scratch / "in", "pqrstuv", 5, 9)
-    return built(scratch / "set", "--test", scratch / "in", "--num-aug", 20)
+    return built(scratch / "set", "arc", "--test", scratch / "in", "--num-aug", 20)
 
 
 def reference(folder: Path, answers: np.ndarray, q: np.ndarray) -> dict[str, float]:
@@ -97,24 +90,17 @@ def reference(folder: Path, answers: np.ndarray, q: np.ndarray) -> dict[str, flo
                 sizes.append((h, w))
             h, w = max(sizes, key=lambda size: size[0] * size[1])
             grid = DIHEDRAL[{1: 3, 3: 1}.get(symmetry, symmetry)](canvas[:h, :w])
-            plain = tuple(
-                tuple(int(np.flatnonzero(colours == cell - 2)[0]) for cell in line) for line in grid
-            )
+            plain = str(np.argsort(colours)[grid.astype(int) - 2].tolist())
             votes[name, number][plain].append(1 / (1 + np.exp(-float(q[row]))))
             row += 1
-    metrics, solved = {}, {}
+    metrics = {}
     for k in PASSES:
-        for name, task in puzzles.items():
-            solved[name] = []
-            for number, pair in enumerate(task["test"]):
-                ranked = sorted(
-                    votes[name, number].items(), key=lambda item: (-len(item[1]), -np.mean(item[1]))
-                )
-                solved[name].append(
-                    tuple(map(tuple, pair["output"])) in [grid for grid, _ in ranked[:k]]
-                )
+        solved: dict[str, list[bool]] = defaultdict(list)  # of each puzzle
+        for (name, number), found in votes.items():
+            ranked = sorted(found, key=lambda grid: (-len(found[grid]), -np.mean(found[grid])))
+            solved[name].append(str(puzzles[name]["test"][number]["output"]) in ranked[:k])
         metrics[f"pass@{k}"] = float(np.mean([np.mean(each) for each in solved.values()]))
-        metrics[f"pair_pass@{k}"] = float(np.mean([*chain.from_iterable(solved.values())]))
+        metrics[f"pair_pass@{k}"] = float(np.mean([*chain(*solved.values())]))
         metrics[f"whole_pass@{k}"] = float(np.mean([all(each) for each in solved.values()]))
     return metrics
 
@@ -122,13 +108,12 @@ def reference(folder: Path, answers: np.ndarray, q: np.ndarray) -> dict[str, flo
 def test_a_plain_reference_and_any_ranks_and_batches(folder: Path, tmp_path: Path) -> None:
     split = read_split("data_path=x", folder, "test")
     given, q = answers(folder, 6)
-    alone = voted(split, given, q, [np.arange(len(q))])
+    alone = voted(split, given, q)
     assert alone.metrics == pytest.approx(reference(folder, given, q))
     shutil.copytree(folder, hrm := tmp_path / "hrm")  # whose names have another form
-    (hrm / "identifiers.json").write_text(
-        (folder / "identifiers.json").read_text().replace("|||", "_")
-    )
-    assert voted(read_split("data_path=x", hrm, "test"), given, q, [np.arange(len(q))]) == alone
+    names = (folder / "identifiers.json").read_text().replace("|||", "_")
+    (hrm / "identifiers.json").write_text(names)
+    assert voted(read_split("data_path=x", hrm, "test"), given, q) == alone
     first, second = (alone.metrics[f"pass@{k}"] for k in (1, 2))
     votes = np.load(BytesIO(alone.files["arc_votes.npz"]))  # type: ignore[arg-type]
     pairs, grids = votes["pair"].tolist(), votes["grid"]
@@ -156,15 +141,10 @@ def test_a_plain_reference_and_any_ranks_and_batches(folder: Path, tmp_path: Pat
         assert right[-1] == (task["output"] in tried.values())
     assert right == [True, False] * (len(right) // 2), "both sorts, in turn"
     q[:] = q[0]  # all ties, too
-    alone = voted(split, given, q, [np.arange(len(q))])
+    alone = voted(split, given, q)
     for seed, ranks in ((0, 2), (1, 3)):
-        others = voted(
-            split,
-            given,
-            q,
-            [*np.array_split(np.random.default_rng(seed).permutation(len(q)), ranks), np.arange(0)],
-        )
-        assert others == alone
+        parts = np.array_split(np.random.default_rng(seed).permutation(len(q)), ranks)
+        assert voted(split, given, q, *parts, np.arange(0)) == alone
 
 
 def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -209,7 +189,7 @@ def test_a_run_leaves_a_submission(folder: Path, tmp_path: Path) -> None:
         "arch.L_cycles=1", "arch.halt_max_steps=1", "arch.puzzle_emb_len=1",
         "evaluators=[{name:arc@ARC}]", "global_batch_size=8", "max_steps=3", "eval_every_steps=1",
     ]  # fmt: skip
-    tiny = built(tmp_path / "set", "--test", folder.parent / "in", "--num-aug", 1)
+    tiny = built(tmp_path / "set", "arc", "--test", folder.parent / "in", "--num-aug", 1)
     result = train(tmp_path / "run", *small, f"data_path={tiny}", *QUIET)
     evaluations = result.directory / "evaluations"
     votes = [

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from contract import Prediction, Report
 from data.recursive.boards import SHOWN, Boards
+from tests.data.helpers import reported
 
 SOLUTION = "1234341221434321"
 GIVEN = "12..3.1.2.4..32."
@@ -22,58 +22,41 @@ def tokens(board: str) -> list[int]:
     return [1 if cell == "." else int(cell) + 1 for cell in board]
 
 
-def evaluated(
-    count: int, unsolved: set[int], early: set[int]
-) -> tuple[dict[str, torch.Tensor], Prediction]:
-    """So many copies of the board above; those in `unsolved` end with the first wrong answer,
-    those in `early` are right a step sooner.
+def evaluated(indices: list[int], unsolved: set[int]) -> tuple:
+    """A batch of copies of the board above, padded with one more. Those in `unsolved` end with the
+    first wrong answer; of the others, even ones are right a step sooner.
     """
+    count = len(indices) + 1
     solution = torch.tensor(tokens(SOLUTION)).expand(count, -1)
     answers = torch.tensor([tokens(step) for step in STEPS], dtype=torch.uint8)
     answers = answers.expand(count, -1, -1).clone()
-    for row in unsolved:
-        answers[row, 2] = answers[row, 0]
-    for row in early:
-        answers[row, 1] = answers[row, 2]
-    batch = {
-        "inputs": torch.tensor(tokens(GIVEN)).expand(count, -1),
-        "labels": solution.clone(),
-    }
+    for row, index in enumerate(indices):
+        if index in unsolved:
+            answers[row, 2] = answers[row, 0]
+        elif index % 2 == 0:
+            answers[row, 1] = answers[row, 2]
+    batch = {"inputs": torch.tensor(tokens(GIVEN)).expand(count, -1), "labels": solution.clone()}
     outputs = {
         "answer_by_step": answers,
         "right_by_step": (answers == solution[:, None]).sum(-1),
         "halt_margin_by_step": torch.tensor([-2.0, 0.0, 2.0]).expand(count, -1),
         "halt_step": torch.full((count,), 2),
     }
-    return batch, Prediction({}, outputs)
+    return np.array(indices), batch, outputs
 
 
-def report_of(examples: list[int], unsolved: set[int]) -> Report:
-    """Returns the report of these examples in batches of 3; even ones are solved early."""
-    boards = Boards("sudoku")
-    for start in range(0, len(examples), 3):
-        some = examples[start : start + 3]
-        wrong = {row for row, index in enumerate(some) if index in unsolved}
-        early = {row for row, index in enumerate(some) if index % 2 == 0} - wrong
-        batch, prediction = evaluated(len(some) + 1, wrong, early)  # the last row is padding
-        boards.add(np.array(some), batch, prediction)
-    return boards.report(boards.rows())
-
-
-def content(report: Report) -> dict[str, Any]:
+def shown(examples: list[int], unsolved: set[int]) -> dict[str, Any]:
+    """Returns the scene of these examples in batches of 3."""
+    parts = [examples[start : start + 3] for start in range(0, len(examples), 3)]
+    report = reported(Boards("sudoku"), *(evaluated(part, unsolved) for part in parts))
     return json.loads(report.files["boards.scene.json"])
 
 
 def test_a_board_by_step() -> None:
-    shown = content(report_of([7], set()))
-    assert (shown["kind"], shown["board"], shown["side"], shown["box"]) == (
-        "boards",
-        "sudoku",
-        4,
-        [2, 2],
-    )
-    assert shown["steps"] == [1, 2, 3]
-    assert shown["examples"] == [
+    made = shown([7], set())
+    head = [made[key] for key in ("kind", "board", "side", "box", "steps")]
+    assert head == ["boards", "sudoku", 4, [2, 2], [1, 2, 3]]
+    assert made["examples"] == [
         {
             "index": 7,
             "solved": True,
@@ -90,8 +73,8 @@ def test_a_board_by_step() -> None:
 @pytest.mark.parametrize("unsolved", [set(), {0, 3, 7, 8, 11}, set(range(14))])
 def test_as_many_of_each_sort_are_shown(unsolved: set[int]) -> None:
     examples = list(range(14))
-    shown = content(report_of([*examples[3:6], *examples[:3], *examples[6:]], unsolved))
-    kept = [each["index"] for each in shown["examples"]]
+    made = shown([*examples[3:6], *examples[:3], *examples[6:]], unsolved)
+    kept = [each["index"] for each in made["examples"]]
     solved = [index for index in examples if index not in unsolved]
     solved.sort(key=lambda index: (index % 2 == 0, index))
     assert kept == solved[:SHOWN] + sorted(unsolved)[:SHOWN]

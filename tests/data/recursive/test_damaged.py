@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,29 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract import IGNORE
+from contract import IGNORE, Arrays
+from data.recursive.puzzles import PuzzleSource
 from data.stream import ShardStream, eval_batches, train_loader
+from tests.data.helpers import Damage, everything, says
 from tests.data.recursive.helpers import source, write_dataset
 from utils.errors import ConfigError
 
-Damage = Callable[[Path], object]  # of the folder of a split
 ROWS = 20
 
 
-def says(**changes) -> Damage:
-    """`dataset.json` with other values."""
-
-    def damage(folder: Path) -> None:
-        path = folder / "dataset.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return damage
-
-
-def text(content: str | bytes) -> Damage:
-    return lambda folder: (folder / "dataset.json").write_bytes(
-        content.encode() if isinstance(content, str) else content
-    )
+def text(content: str) -> Damage:
+    return lambda folder: (folder / "dataset.json").write_text(content)
 
 
 def array(field: str, change: Callable[[np.ndarray], object]) -> Damage:
@@ -122,18 +110,17 @@ def test_the_same_numbers_in_another_layout_are_the_same_examples(
 ) -> None:
     write_dataset(tmp_path, [[1, 2], [3]] * 7)
     shutil.copytree(tmp_path / "train", tmp_path / "test")
-    expected = source(tmp_path)
-    batches = [expected.train_batch(step, 1) for step in range(5)]
-    example = expected.eval_sets()["all"].read(np.arange(14))
+
+    def read_from(made: PuzzleSource) -> list[Arrays]:
+        batches = [made.train_batch(step, 1) for step in range(5)]
+        return [*batches, everything(made.eval_sets()["all"])]
+
+    before = read_from(source(tmp_path))
     for split in ("train", "test"):
         for change in LAYOUTS[name]:
             change(tmp_path / split)
-    made = source(tmp_path)
     ignored = 0 if name == "nothing ignored" else IGNORE
-    for had, have in [
-        *zip(batches, (made.train_batch(step, 1) for step in range(5)), strict=True),
-        (example, made.eval_sets()["all"].read(np.arange(14))),
-    ]:
+    for had, have in zip(before, read_from(source(tmp_path)), strict=True):
         for field in had:
             assert have[field].dtype == np.int32
             assert (have[field] == np.where(had[field] == IGNORE, ignored, had[field])).all()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from contract import Prediction
-from data.build.maze import images, main
+from data.build.maze import images
 from data.recursive.maze import (
     CHARACTERS,
     GOAL,
@@ -29,6 +28,7 @@ from data.recursive.maze import (
 )
 from data.recursive.puzzle_text import puzzle_text
 from data.recursive.sudoku_boards import sudoku_split
+from tests.data.helpers import built, reported, write_table
 from tests.data.recursive.helpers import source
 
 SMALL = [maze for chunk in range(4) for maze in generate(8, 16, 3, chunk)]
@@ -49,10 +49,9 @@ def naive_distances(maze: np.ndarray, start: int) -> np.ndarray:
     far[1 + start // side, 1 + start % side] = 0
     free = (maze != WALL).reshape(side, side)
     while True:
-        around = (
-            np.minimum.reduce([far[2:, 1:-1], far[:-2, 1:-1], far[1:-1, 2:], far[1:-1, :-2]]) + 1
-        )
-        nearer = np.where(free, np.minimum(far[1:-1, 1:-1], around), 10**6)
+        around = [far[2:, 1:-1], far[:-2, 1:-1], far[1:-1, 2:], far[1:-1, :-2]]
+        nearer = np.minimum(far[1:-1, 1:-1], np.minimum.reduce(around) + 1)
+        nearer = np.where(free, nearer, 10**6)
         if (nearer == far[1:-1, 1:-1]).all():
             return nearer.reshape(-1)
         far[1:-1, 1:-1] = nearer
@@ -84,9 +83,7 @@ def test_generated_mazes_are_what_was_asked_for() -> None:
     for maze, answer in SMALL:
         start, goal = int((maze == START).argmax()), int((maze == GOAL).argmax())
         far = naive_distances(maze, start)
-        assert [max(cell, -1) for cell in np.where(far < 10**6, far, -1).tolist()] == search(
-            maze, start
-        ).distance
+        assert np.where(far < 10**6, far, -1).tolist() == search(maze, start).distance
         assert far[goal] >= 15
         assert (answer == PATH).sum() == far[goal] - 1
         assert leads(maze[None], answer[None])[0]
@@ -136,7 +133,7 @@ def test_no_test_maze_is_an_image_of_a_training_maze(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = "--size 8 --min-path 16 --train 30 --test 10 --seed 5"
-    assert not main([*line.split(), "--output-dir", str(tmp_path / "set")])
+    built(tmp_path / "set", "maze", *line.split())
     assert "30 training examples of 30 mazes, 10 test mazes, 8x8" in capsys.readouterr().out
     assert MazePaths in [type(one) for one in source(tmp_path / "set").evaluators("all")]
     train = {image.tobytes() for image in images(np.load(tmp_path / "set/train/all__inputs.npy"))}
@@ -144,19 +141,12 @@ def test_no_test_maze_is_an_image_of_a_training_maze(
     assert len(train) == 30 * 8
 
 
-def write_csv(folder: Path, name: str, mazes: list[tuple[str, str]]) -> None:
-    folder.mkdir(exist_ok=True)
-    rows = [f"x,{question},{answer},{answer.count('o') + 2}" for question, answer in mazes]
-    (folder / f"{name}.csv").write_text("\n".join(["source,question,answer,rating", *rows]) + "\n")
-
-
 def test_published_tables_become_sets(tmp_path: Path) -> None:
-    mazes = [(text(maze), text(answer)) for maze, answer in SMALL]
-    write_csv(tmp_path / "csv", "train", mazes[5:])
-    write_csv(tmp_path / "csv", "test", mazes[:5])
+    mazes = [(text(maze), text(answer), (answer == PATH).sum() + 2) for maze, answer in SMALL]
+    write_table(tmp_path / "csv", "train", mazes[5:])
+    write_table(tmp_path / "csv", "test", mazes[:5])
     options = ["--augment", "--subsample-size", "4", "--min-difficulty", "17"]
-    given = ["--input-dir", str(tmp_path / "csv"), "--output-dir", str(tmp_path / "set")]
-    assert not main([*given, *options])
+    built(tmp_path / "set", "maze", "--input-dir", tmp_path / "csv", *options)
     inputs = np.load(tmp_path / "set/train/all__inputs.npy")
     assert len(inputs) == 8 * 4
     assert {tuple(row) for row in inputs[::8]} <= {tuple(maze) for maze, _ in SMALL[5:]}
@@ -174,23 +164,16 @@ def test_evaluations_count_every_shortest_path() -> None:
         answers[row] = found.reshape(8, 8).T.reshape(-1)
     other = next(row for row in range(5, len(inputs)) if (answers[row] != labels[row]).any())
     answers[:5, 0] = 0
-    batch = {"inputs": torch.from_numpy(inputs.astype(np.int32))}
     for size in (7, len(inputs)):
-        paths = MazePaths()
+        batches = []
         for start in range(0, len(inputs), size):
-            rows = slice(start, start + size)
-            padded = torch.cat(
-                [torch.from_numpy(answers[rows]), torch.zeros(3, 64, dtype=torch.int64)]
-            )
-            paths.add(
-                np.arange(len(inputs))[rows],
-                {"inputs": batch["inputs"][rows]},
-                Prediction({}, {"answer": padded}),
-            )
-        assert paths.report(paths.rows()).metrics == {
-            "path_valid": pytest.approx(1 - 5 / len(inputs))
-        }
-    assert MazePaths().report(MazePaths().rows()).metrics == {}
+            rows = np.arange(start, min(start + size, len(inputs)))
+            padded = torch.from_numpy(np.concatenate([answers[rows], np.zeros((3, 64), int)]))
+            given = torch.from_numpy(inputs[rows].astype(np.int32))
+            batches.append((rows, {"inputs": given}, {"answer": padded}))
+        share = pytest.approx(1 - 5 / len(inputs))
+        assert reported(MazePaths(), *batches).metrics == {"path_valid": share}
+    assert reported(MazePaths()).metrics == {}
     shown = puzzle_text(inputs[other], labels[other], answers[other], 6)
     assert shown.endswith("another shortest path than the recorded one (where they differ: x)")
     assert puzzle_text(inputs[other], labels[other], labels[other], 6).endswith("correct")

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from contract import IGNORE, Prediction, Report
+from contract import IGNORE, Report
 from data.recursive.boards import Boards
 from data.recursive.own_puzzle import Answers, OwnPuzzles
 from data.recursive.sudoku import BLANK
+from tests.data.helpers import joined, reported
 from tests.data.recursive.helpers import source
 from tests.data.recursive.test_maze import tokens
 from utils.errors import ConfigError
@@ -34,15 +35,10 @@ def read(given: str, kind: str = "sudoku", cells: int = 16) -> list[list[int]]:
 
 def answered(puzzles: OwnPuzzles, answers: np.ndarray) -> Report:
     """The report on these answers, which come in two batches, the last first."""
-    shown: list = [Answers(puzzles), Boards(puzzles.kind)]
-    half = len(answers) // 2
-    for part in (np.arange(half, len(answers)), np.arange(half)):
-        if not len(part):
-            continue
-        rows = [puzzles.read(part), puzzles.padding(1)]
-        batch = {
-            name: torch.from_numpy(np.concatenate([one[name] for one in rows])) for name in rows[0]
-        }
+    batches, half = [], len(answers) // 2
+    for part in filter(len, (np.arange(half, len(answers)), np.arange(half))):
+        rows = joined([puzzles.read(part), puzzles.padding(1)])
+        batch = {name: torch.from_numpy(array) for name, array in rows.items()}
         answer = torch.from_numpy(np.concatenate([answers[part], puzzles.inputs[:1]]))
         outputs = {
             "answer": answer,
@@ -52,17 +48,9 @@ def answered(puzzles: OwnPuzzles, answers: np.ndarray) -> Report:
             "halt_margin_by_step": torch.full((len(answer), 1), 2.0),
             "halt_step": torch.ones(len(answer), dtype=torch.long),
         }
-        for one in shown:
-            one.add(part, batch, Prediction({}, outputs))
-    told, pictured = (one.report(one.rows()) for one in shown)
+        batches.append((part, batch, outputs))
+    told, pictured = reported(Answers(puzzles), *batches), reported(Boards(puzzles.kind), *batches)
     return Report(text=told.text, files={**told.files, **pictured.files})
-
-
-def verdict(kind: str, given: str, answer: np.ndarray) -> str:
-    made = answered(OwnPuzzles(given, kind, len(answer), 0), answer[None])
-    lines = made.text.split("\n")
-    assert lines[-1] == "confidence 88.1%"
-    return lines[-2]
 
 
 @pytest.mark.parametrize(
@@ -97,25 +85,17 @@ def test_a_typed_board_has_the_labels_of_its_only_solution() -> None:
         ("." * 16, RIGHT, "one of several solutions"),
         ("." * 16, "1134" + RIGHT[4:], "wrong (3 cells, marked x)"),
         ("12....3.......4.", RIGHT, "no solution (2 cells, marked x)"),
-    ],
-)
-def test_answers_to_boards_are_judged_by_what_the_solver_finds(
-    given: str, answer: str, said: str
-) -> None:
-    assert verdict("sudoku", given, digits(answer)) == said
-
-
-@pytest.mark.parametrize(
-    ("given", "answer", "said"),
-    [
         (MAZE, "S #o #ooG", "correct"),
         (MAZE, "So# o# oG", "correct"),
         (MAZE, "So#oo#ooG", "wrong"),
         ("S##G", "S##G", "no solution"),
     ],
 )
-def test_answers_to_mazes_are_judged_by_their_paths(given: str, answer: str, said: str) -> None:
-    assert verdict("maze", given, tokens(answer).astype(np.int64)) == said
+def test_answers_are_judged_by_what_the_solver_finds(given: str, answer: str, said: str) -> None:
+    kind = "maze" if "S" in given else "sudoku"
+    cells = tokens(answer).astype(np.int64) if kind == "maze" else digits(answer)
+    lines = answered(OwnPuzzles(given, kind, len(cells), 0), cells[None]).text.split("\n")
+    assert lines[-2:] == [said, "confidence 88.1%"]
 
 
 def test_many_answers_become_a_table(tmp_path: Path) -> None:
@@ -124,11 +104,8 @@ def test_many_answers_become_a_table(tmp_path: Path) -> None:
     answers = np.tile(digits(RIGHT), (24, 1))
     answers[2, 3] = BLANK
     made = answered(OwnPuzzles(str(tmp_path / "boards"), "sudoku", 16, 0), answers)
-    told = made.text.split("\n")
-    assert told[:2] == [
-        "24 puzzles: 21 correct, 1 one of several solutions, 1 wrong, 1 no solution",
-        "line 3:",
-    ]
+    counts = "24 puzzles: 21 correct, 1 one of several solutions, 1 wrong, 1 no solution"
+    assert made.text.split("\n")[:2] == [counts, "line 3:"]
     table = list(csv.DictReader(io.StringIO(made.files["answers.csv"])))
     assert [row["line"] for row in table] == [str(number) for number in range(2, 26)]
     assert [row["question"] for row in table] == lines
@@ -166,5 +143,3 @@ def test_a_source_evaluates_nothing_else() -> None:
     made = source(puzzle=LINE, embedded=embedded, eval_only=True)
     assert list(made.eval_sets()) == ["puzzle"]
     assert [type(one) for one in made.evaluators("puzzle")] == [Answers, Boards]
-    with pytest.raises(ConfigError, match=r"^data.puzzle=.*: a trained model answers it"):
-        source(puzzle=LINE, embedded=embedded)

@@ -1,18 +1,11 @@
-import shutil
-
 import numpy as np
 import pytest
 
 from contract import IGNORE
 from data.order import Order, RaggedSteps, UniformSteps, cut_steps
-from data.recursive.puzzles import PuzzleSource, pack
+from data.recursive.puzzles import pack
+from tests.data.helpers import global_batch, joined
 from tests.data.recursive.helpers import ragged_groups, row_numbers, source, write_dataset
-from utils.errors import ConfigError
-
-
-def global_batch(made: PuzzleSource, step: int, shards: int) -> dict[str, np.ndarray]:
-    pieces = [made.train_batch(step, shard) for shard in range(shards)]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def reference_spans(
@@ -58,25 +51,6 @@ def test_steps_equal_the_slow_reference(sizes, batch, epochs, interval):
     assert steps.span(len(spans) + 5)[0] >= epochs * order.items  # goes on beyond the last epoch
 
 
-@pytest.mark.parametrize("items", [5, 700, 5000])
-def test_each_epoch_visits_each_group_once_in_its_own_order(items):
-    counts = np.random.default_rng(0).integers(1, 4, items)
-    first = np.cumsum(counts) - counts
-    order = Order(7, items, (first, counts))
-    owner = np.repeat(np.arange(items), counts)
-    visits = np.stack([order.visits(epoch * items, (epoch + 1) * items) for epoch in range(12)])
-    assert (np.sort(owner[visits], axis=1) == np.arange(items)).all()
-    assert len({owner[epoch].tobytes() for epoch in visits}) > 10
-    if items == 700:  # every puzzle of a group has its chance
-        assert (
-            len(np.unique(np.concatenate([visits.ravel(), order.visits(0, 60 * items)])))
-            == counts.sum()
-        )
-    assert (
-        order.visits(items // 2, 9 * items + 1) == visits.ravel()[items // 2 : 9 * items + 1]
-    ).all()
-
-
 def test_pack_takes_whole_puzzles_and_part_of_the_last():
     first, size = np.array([100, 200, 300]), np.array([4, 3, 50])
     rows, owner = pack(first, size, 12, np.random.default_rng(0))
@@ -113,10 +87,9 @@ def test_batches_hold_what_was_visited_whole_and_once(tmp_path, groups):
         visited += [group_of[puzzle] for puzzle in runs]
         if made.length.evaluates_after(step + 1):
             # the last epoch lacks what was dropped
-            for epoch in range(0, len(visited), len(groups)):
-                assert len(set(visited[epoch : epoch + len(groups)])) == len(
-                    visited[epoch : epoch + len(groups)]
-                )
+            for first in range(0, len(visited), len(groups)):
+                epoch = visited[first : first + len(groups)]
+                assert len(set(epoch)) == len(epoch)
             assert len(visited) > 2 * len(groups)
             visited = []
 
@@ -128,13 +101,8 @@ def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
     made = source(data_paths=paths)
     assert made.spec.table_rows == 21 + 16
-    seen = np.concatenate(
-        [
-            made.train_batch(step, shard)["puzzle_identifiers"]
-            for step in range(made.length.total_steps)
-            for shard in (0, 1)
-        ]
-    )
+    steps = range(made.length.total_steps)
+    seen = joined(global_batch(made, step, 2) for step in steps)["puzzle_identifiers"]
     assert set(seen) <= {*range(1, 21), *range(22, 37)}
     assert len(set(seen)) > 30
     sets = made.eval_sets()
@@ -150,28 +118,3 @@ def test_several_paths_keep_ids_and_set_names_apart(tmp_path):
     swapped = source(data_paths=paths, data_paths_test=paths[::-1]).eval_sets()
     assert swapped["b/all"].read(np.array([0]))["puzzle_identifiers"] == 22
     assert made.spec.fingerprint != source(data_paths=paths[::-1]).spec.fingerprint
-
-
-def test_fingerprint_follows_the_content(tmp_path):
-    arrays = write_dataset(tmp_path, [[1]] * 20)
-    before = source(tmp_path).spec.fingerprint
-    assert source(tmp_path).spec.fingerprint == before
-    arrays["labels"][3, 2] += 1
-    np.save(tmp_path / "train" / "all__labels.npy", arrays["labels"])
-    assert source(tmp_path).spec.fingerprint != before
-
-
-def test_impossible_requests_name_key_value_and_fix(tmp_path):
-    write_dataset(tmp_path / "a", [[1]] * 20)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    write_dataset(tmp_path / "b", [[1]] * 20, seq_len=4, num_puzzle_identifiers=30)
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    for settings, message in [
-        ({"eval_interval": 4}, "eval_interval=4 .*; try eval_interval=3 or epochs=8"),
-        ({"global_batch_size": 64, "eval_interval": 2}, "global_batch_size=64.*eval_interval=4"),
-        ({"data_paths": [b]}, "both given"),
-        ({"data_paths_test": [b]}, "no test/dataset.json"),
-        ({"data_path": None, "embedded": None}, "data_path=null"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            source(**({"path": a} | settings))

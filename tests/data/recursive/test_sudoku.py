@@ -11,7 +11,8 @@ from data.recursive.sudoku import (
     to_masks,
 )
 from data.recursive.sudoku_boards import augment, generate, random_solutions
-from tests.data.recursive.helpers import files, source
+from tests.data.helpers import everything, files, write_table
+from tests.data.recursive.helpers import source
 from utils.errors import ConfigError
 
 
@@ -19,14 +20,10 @@ def peers_allow(board: list[int], cell: int, digit: int, size: int) -> bool:
     """The rules, spelled out."""
     height, width = BOXES[size]
     row, column = divmod(cell, size)
-    for other, value in enumerate(board):
+    for other in (place for place, value in enumerate(board) if value == digit):
         r, c = divmod(other, size)
-        near = (
-            r == row
-            or c == column
-            or (r // height == row // height and c // width == column // width)
-        )
-        if near and value == digit:
+        same_box = r // height == row // height and c // width == column // width
+        if r == row or c == column or same_box:
             return False
     return True
 
@@ -46,9 +43,8 @@ def brute_force(board: list[int], size: int) -> int:
 def test_solution_counts_equal_brute_force():
     rng = np.random.default_rng(0)
     boards = random_solutions(60, 4, rng)
-    boards[
-        np.arange(60)[:, None], rng.permuted(np.tile(np.arange(16), (60, 1)), axis=1)[:, :11]
-    ] = 0
+    blanks = rng.permuted(np.tile(np.arange(16), (60, 1)), axis=1)[:, :11]
+    np.put_along_axis(boards, blanks, 0, 1)
     boards[5, np.flatnonzero(boards[5] == 0)[0]] = boards[5].max()  # most likely contradictory
     expected = [min(brute_force(board.tolist(), 4), 50) for board in boards]
     assert len(set(expected)) > 4
@@ -62,9 +58,8 @@ def test_generated_puzzles_are_unique_disjoint_and_have_their_blanks(size, blank
     for puzzles, answers in parts:
         assert ((puzzles == 0).sum(axis=1) == blanks).all()
         assert ((puzzles == answers) | (puzzles == 0)).all()
-        assert all(
-            sorted(answers[0, unit]) == list(range(1, size + 1)) for unit in geometry(size).units
-        )
+        units = [sorted(answers[0, unit]) for unit in geometry(size).units]
+        assert all(unit == [*range(1, size + 1)] for unit in units)
         assert is_solved(answers, size).all()
         assert (search(to_masks(puzzles, size), size, limit=2)[0] == 1).all()
         if size < 9:
@@ -88,9 +83,8 @@ def test_boards_that_need_guesses_need_them():
 @pytest.mark.parametrize("size", [4, 6, 9, 16])
 def test_augmented_boards_are_valid_and_keep_puzzle_and_answer_together(size):
     ((puzzles, answers),) = generate(size, (4,), {4: 8, 6: 20, 9: 40, 16: 90}[size], seed=0)
-    inputs, labels = (
-        tokens.reshape(4, 31, -1) for tokens in augment(size, puzzles, answers, 30, seed=0)
-    )
+    images = augment(size, puzzles, answers, 30, seed=0)
+    inputs, labels = (tokens.reshape(4, 31, -1) for tokens in images)
     assert (inputs[:, 0] == puzzles + 1).all()
     assert (labels[:, 0] == answers + 1).all()
     assert is_solved(labels.reshape(124, -1) - 1, size).all()
@@ -114,22 +108,17 @@ def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
     for step in range(5):
         one, other = (made.train_batch(step, 1)["inputs"] for made in (built, embedded))
         assert (one == other).all()
-    tests = [made.eval_sets()["all"].read(np.arange(10)) for made in (built, embedded)]
+    tests = [everything(made.eval_sets()["all"]) for made in (built, embedded)]
     assert (tests[0]["labels"] == tests[1]["labels"]).all()
 
 
 def write_csv(folder, boards: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    folder.mkdir()
-    for split, (puzzles, answers) in boards.items():
-        lines = ["source,question,answer,rating"]
-        for number, (puzzle, answer) in enumerate(zip(puzzles, answers, strict=True)):
-            question, solution = (
-                "".join(DIGITS[digit] for digit in board) for board in (puzzle, answer)
-            )
-            if number % 2 == 0:
-                question = question.replace("0", ".")
-            lines.append(f"here,{question},{solution},{number}")
-        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    for split, parts in boards.items():
+        rows = []
+        for number, both in enumerate(zip(*parts, strict=True)):
+            question, answer = ("".join(DIGITS[digit] for digit in board) for board in both)
+            rows.append((question if number % 2 else question.replace("0", "."), answer, number))
+        write_table(folder, split, rows)
 
 
 @pytest.fixture

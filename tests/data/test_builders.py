@@ -1,14 +1,18 @@
-"""Wrong input of the builders: one line that names the file or the option, status 2, and nothing
-written.
+"""What builders write, byte by byte; and of wrong input one line that names the file or the option,
+status 2, and nothing written.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from tests.data.helpers import built
+from tests.data.recursive.arc_helpers import write_folder
 
 HEADER = "source,question,answer,rating\n"
 Q, A = "123...1221434321", "1234341221434321"
@@ -108,3 +112,21 @@ def test_wrong_input_is_one_line(
     assert named in error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+# runs resume only with the same data
+RECORDED = {
+    "sudoku --size 9 --train 24 --test 8 --num-aug 2": "d0bae7d3bb0c890e",
+    "sudoku --size 9 --blanks 56 --min-guesses 1 --train 10 --test 4": "760b1e4fcc99a099",
+    "maze --size 10 --min-path 16 --train 20 --test 8 --augment": "6dda0199b1664d8e",
+    "arc --train {folder}/in --num-aug 9": "e0e0cc30d97cb1c4",
+    "tokens --input {folder}/in/task_a.json --tokenizer bytes": "4aa2805eb64c1aee",
+}
+
+
+@pytest.mark.parametrize("command", RECORDED)
+def test_builders_make_the_bytes_that_they_have_always_made(command: str, tmp_path: Path) -> None:
+    write_folder(tmp_path / "in", "ab", 0)
+    folder = built(tmp_path / "out", *command.replace("{folder}", str(tmp_path)).split())
+    content = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+    assert hashlib.sha256(content).hexdigest()[:16] == RECORDED[command]
