@@ -478,7 +478,7 @@ class Trainer:
         waited_s, stalled_s = self.sync.take_wait_s(), self.checkpointer.take_stall_s()
         row |= clock.speeds(max(1, spec.seq_len), waited_s, stalled_s)
         speed = row["speed/examples_per_s"]
-        row |= hardware.load(self.dist, objective.dtype, self.flops_per_example * speed)
+        row |= hardware.use_of_devices(self.dist, objective.dtype, self.flops_per_example * speed)
         self.run.log(self.step, row)
         name = objective.headline.name
         self.run.progress(

@@ -21,7 +21,7 @@ from utils.noise import generator
 
 # a block of whole epochs has at least as many items: making a generator costs more than shuffling a
 # small epoch
-BLOCK = 4096
+ITEMS_AT_ONCE = 4096
 SCANNED = 1 << 16  # visits at a time while ragged steps are counted
 
 
@@ -35,7 +35,7 @@ class Order:
     ) -> None:
         """`groups` are their `first` and `count`."""
         self.items, self._seed, self._groups = items, seed, groups
-        self._epochs_per_block = max(1, BLOCK // items)
+        self._epochs_per_block = max(1, ITEMS_AT_ONCE // items)
         self._blocks: dict[int, np.ndarray] = {}
 
     def visits(self, start: int, stop: int) -> np.ndarray:

@@ -11,9 +11,9 @@ import pytest
 
 from tests.ranks import ROOT
 
-# Which of our packages, and rooms of utils, may import which. "utils" alone stands for the files
+# Which of our packages, and packages of utils, may import which. "utils" alone stands for the files
 # at its root.
-ROOMS = {
+LAYERS = {
     "utils": {"utils"},
     "contract": {"utils", "utils.ranks", "contract"},
     "utils.ranks": {"utils", "utils.ranks"},
@@ -23,10 +23,10 @@ ROOMS = {
     "utils.sweep": {"utils", "utils.ranks", "utils.command", "utils.rundir", "utils.sweep"},
     "utils.checkpoint": {"utils", "utils.ranks", "utils.command", "utils.checkpoint"},
 }
-ROOMS["utils.report"] = {*ROOMS, "utils.report"}
-ROOMS["utils.prove"] = {*ROOMS, "utils.prove"}
-ALLOWED = ROOMS | {
-    package: {package, *ROOMS} - {"utils.report", "utils.prove"}
+LAYERS["utils.report"] = {*LAYERS, "utils.report"}
+LAYERS["utils.prove"] = {*LAYERS, "utils.prove"}
+ALLOWED = LAYERS | {
+    package: {package, *LAYERS} - {"utils.report", "utils.prove"}
     for package in ("data", "models", "optim")
 }
 PACKAGES = ("utils", "data", "models", "optim")
@@ -67,25 +67,27 @@ def top(modules: set[str]) -> set[str]:
     return {module.partition(".")[0] for module in modules}
 
 
-def room_of(module: str) -> str:
-    """Returns a module's package, or its room of utils."""
+def package_of(module: str) -> str:
+    """Returns a module's package, or its package of utils."""
     first, _, rest = module.partition(".")
-    room = f"utils.{rest.partition('.')[0]}"
-    return room if first == "utils" and room in ROOMS else first
+    package = f"utils.{rest.partition('.')[0]}"
+    return package if first == "utils" and package in LAYERS else first
 
 
-def room_of_file(path: Path) -> str:
-    return room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+def package_of_file(path: Path) -> str:
+    return package_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_rooms_import_only_what_they_may(room: str) -> None:
-    files = [path for path in sources(room.replace(".", "/")) if room_of_file(path) == room]
+@pytest.mark.parametrize("package", ALLOWED)
+def test_packages_import_only_what_they_may(package: str) -> None:
+    files = [
+        path for path in sources(package.replace(".", "/")) if package_of_file(path) == package
+    ]
     assert files
     for path in files:
         assert {
-            room_of(module) for module in imports(path) if module.partition(".")[0] in OURS
-        } <= ALLOWED[room], path
+            package_of(module) for module in imports(path) if module.partition(".")[0] in OURS
+        } <= ALLOWED[package], path
 
 
 @pytest.mark.parametrize("folder", [*PACKAGES, "tests"])
@@ -101,10 +103,10 @@ def test_what_is_imported_from_this_repository_is_there(folder: str) -> None:
                 assert there or inside.is_dir(), f"{path}: there is no {attribute} in {module}"
 
 
-def test_every_folder_of_utils_is_a_room() -> None:
+def test_every_folder_of_utils_is_a_layer() -> None:
     within = [path.relative_to(ROOT / "utils").parts for path in sources("utils")]
     folders = {f"utils.{parts[0]}" for parts in within if len(parts) > 1}
-    assert folders == {*ROOMS} - {"utils", "contract"}
+    assert folders == {*LAYERS} - {"utils", "contract"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

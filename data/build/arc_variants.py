@@ -16,7 +16,7 @@ from data.recursive.arc_tasks import Pair, Task
 from utils.noise import generator
 
 TRIES = 8  # draws for each augmentation that is wanted
-TOGETHER = 2048  # rows made together: they stay in the cache
+ROWS_AT_ONCE = 2048  # rows made together: they stay in the cache
 WIDE = SIDE + 1  # a canvas, and room for end tokens that do not fit one
 
 
@@ -89,7 +89,7 @@ def rows(made: Variants, side: int, training: bool) -> Iterator[np.ndarray]:
     grids = [pair[side] for pair in made.images[part]]
     tables = token_tables(made.colours)
     shift = made.shift if training else np.zeros((len(made), len(grids), 2), np.uint8)
-    together = max(1, TOGETHER // len(grids))
+    together = max(1, ROWS_AT_ONCE // len(grids))
     for first in range(0, len(made), together):
         symmetry = made.symmetry[first : first + together]
         canvas = np.zeros((len(symmetry), len(grids), WIDE, WIDE), np.uint8)

@@ -29,8 +29,8 @@ from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 from utils.errors import ConfigError, exit_status
 
 # characters tokenized together: what the library keeps of them is many times as large
-TOGETHER = 1 << 20
-FILE = 1 << 26  # tokens
+CHARACTERS_AT_ONCE = 1 << 20
+TOKENS_IN_A_FILE = 1 << 26
 SPLITS = ("train", "val")
 WANTED = "give text, .jsonl or .parquet files, or a folder of them"
 
@@ -79,12 +79,12 @@ def split_documents(
 
 
 def batches_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[list[tuple[str, str, int]]]:
-    """Yields documents in batches of at least TOGETHER characters."""
+    """Yields documents in batches of at least CHARACTERS_AT_ONCE characters."""
     batch, held = [], 0
     for document in documents:
         batch.append(document)
         held += len(document[1])
-        if held >= TOGETHER:
+        if held >= CHARACTERS_AT_ONCE:
             yield batch
             batch, held = [], 0
     if batch:
@@ -92,7 +92,7 @@ def batches_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[list[tuple
 
 
 class TokenWriter:
-    """Writes the tokens of one split to files of FILE tokens or a few more."""
+    """Writes the tokens of one split to files of TOKENS_IN_A_FILE tokens or a few more."""
 
     def __init__(self, folder: Path, split: str, dtype: Any) -> None:
         self._folder, self._split, self._dtype = folder, split, dtype
@@ -101,7 +101,7 @@ class TokenWriter:
 
     def add(self, tokens: np.ndarray) -> None:
         self._held.append(tokens.astype(self._dtype))
-        if sum(map(len, self._held)) >= FILE:
+        if sum(map(len, self._held)) >= TOKENS_IN_A_FILE:
             self.write()
 
     def write(self) -> None:

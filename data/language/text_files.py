@@ -17,7 +17,7 @@ from utils.errors import ConfigError, RankError, brief
 from utils.files import open_plain
 
 SUFFIXES = (".jsonl", ".parquet", ".txt")
-TOGETHER = 1024  # rows of Parquet read at once
+ROWS_AT_ONCE = 1024  # rows of Parquet read at once
 
 # a row's number, text and size in bytes; after the last row, the number of rows and None
 Row = tuple[int, str | None, int]
@@ -170,7 +170,7 @@ def _parquet_rows(where: str, path: Path, field: str, start: int, step: int) -> 
             while skipped < len(groups) and row + groups[skipped] <= start:
                 row, skipped = row + groups[skipped], skipped + 1
             wanted = range(skipped, len(groups))
-            for batch in file.iter_batches(TOGETHER, row_groups=wanted, columns=[field]):
+            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=wanted, columns=[field]):
                 for text in batch.column(0).to_pylist():
                     if row >= start and (row - start) % step == 0:
                         text = text_of(f"{where}: row {row + 1}", {field: text}, field)

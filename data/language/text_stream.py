@@ -29,7 +29,7 @@ from data.tokenizer import Bytes, FromFile, Tokenizer
 from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
 from utils.errors import ConfigError, short
 
-TOGETHER = 16  # documents tokenized at once
+DOCUMENTS_AT_ONCE = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most
 
 Cursor = Mapping[str, int]
@@ -161,7 +161,7 @@ class StreamSource(Source):
         pieces: list[np.ndarray] = []
         documents = islice(Documents(self._texts), SCANNED)
         while sum(map(len, pieces)) <= keys.val_tokens and (
-            texts := list(islice(documents, TOGETHER))
+            texts := list(islice(documents, DOCUMENTS_AT_ONCE))
         ):
             digest.update("".join(texts).encode(errors="surrogatepass"))
             pieces += self.tokens_of(texts, held_out=True)
@@ -249,7 +249,7 @@ class _Stream:
         held = sum(len(tokens) for _, tokens in self._pieces) - self._used
         while held < count:
             before = self._documents.position
-            texts = list(islice(self._texts, TOGETHER))
+            texts = list(islice(self._texts, DOCUMENTS_AT_ONCE))
             if not texts:
                 self._begin_again()
             elif pieces := self._source.tokens_of(texts):

@@ -20,7 +20,7 @@ from utils.measure.metrics import format_metrics
 CHARACTERS = "# SGo"  # a character's token is its place, from 1 on
 PAD, WALL, FREE, START, GOAL, PATH = range(6)
 LONGEST_SIDE = 64  # the generator keeps a row of cells in the bits of a number
-TOGETHER = 2048  # boards that the generator tries at once
+BOARDS_AT_ONCE = 2048  # boards that the generator tries at once
 WALLS = (77, 129)  # of 256 cells, drawn anew for each board: 30 to 50 %
 LOOKS = 8  # steps between two looks at which boards go on
 MANY = 32  # goals in a board that is kept for sure
@@ -197,11 +197,11 @@ def generate(
     drawn blindly.
     """
     rng = np.random.default_rng([seed, chunk])
-    open_cells = rng.integers(0, 256, (TOGETHER, side * side), np.uint8) >= rng.integers(
-        *WALLS, (TOGETHER, 1), np.uint8
+    open_cells = rng.integers(0, 256, (BOARDS_AT_ONCE, side * side), np.uint8) >= rng.integers(
+        *WALLS, (BOARDS_AT_ONCE, 1), np.uint8
     )
-    starts = rng.integers(0, side * side, TOGETHER)
-    open_cells[np.arange(TOGETHER), starts] = True
+    starts = rng.integers(0, side * side, BOARDS_AT_ONCE)
+    open_cells[np.arange(BOARDS_AT_ONCE), starts] = True
     made = []
     for board in _reaching(open_cells, starts, side, min_path - 1):
         tokens = np.where(open_cells[board], np.uint8(FREE), np.uint8(WALL))

@@ -22,7 +22,7 @@ from models.decomposition.gates import make_gates
 from models.decomposition.induction import InductionHeads
 from models.decomposition.seams import Compute, Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
-from models.language.targets import GPT, load
+from models.language.targets import GPT, load_frozen
 from models.layers import (
     ForwardDtype,
     check_memory,
@@ -90,7 +90,7 @@ class Components(nn.Module):
         super().__init__()
         self.dtype = parse_dtype(keys.forward_dtype)
         self.init = keys.init  # for the objective, which knows the data
-        self.target = load(
+        self.target = load_frozen(
             keys.target,
             spec,
             keys.forward_dtype,

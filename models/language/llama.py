@@ -28,7 +28,7 @@ from utils.errors import ConfigError, brief, exit_status, said_of
 from utils.files import read_text, write_whole
 
 # Our name of a tensor, and their names of its parts, which are stacked along the first dimension
-BLOCK = {
+LAYER = {
     "attn_norm.weight": ("input_layernorm.weight",),
     "self_attn.qkv_proj.weight": (
         "self_attn.q_proj.weight",
@@ -73,12 +73,12 @@ def their_names(ours: str) -> list[str]:
     if ours in AROUND:
         return [AROUND[ours]]
     _, layer, rest = ours.split(".", 2)
-    return [f"model.layers.{layer}.{name}" for name in (BLOCK | MORE)[rest]]
+    return [f"model.layers.{layer}.{name}" for name in (LAYER | MORE)[rest]]
 
 
 def names_of(shape: Shape) -> list[str]:
     """Returns our names of all tensors of a net."""
-    inside = [*BLOCK, *[BIASES] * shape.qkv_bias, *NORMS * shape.qk_weights]
+    inside = [*LAYER, *[BIASES] * shape.qkv_bias, *NORMS * shape.qk_weights]
     return [
         *(f"layers.{layer}.{name}" for layer in range(shape.num_layers) for name in inside),
         *(name for name in AROUND if not (shape.tied and name == "lm_head.weight")),

@@ -24,7 +24,7 @@ __all__ = ["GPT", "DecoderBlock", "load"]
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]
 
 
-def load(
+def load_frozen(
     path: str | None,
     spec: Spec,
     forward_dtype: str,

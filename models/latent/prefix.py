@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import Doc
 
 from contract import Spec
-from models.language.targets import GPT, load
+from models.language.targets import GPT, load_frozen
 from models.layers import ForwardDtype, Linear, parse_dtype, widen
 from utils.command.marks import A_RUN, MAY_CHANGE
 from utils.errors import ConfigError
@@ -49,7 +49,7 @@ class Prefix(nn.Module):
         if latents > passage:
             raise ConfigError(f"arch.latents={latents}: must not exceed arch.passage={passage}")
         room = replace(spec, seq_len=spec.seq_len + latents)
-        self.target = load(
+        self.target = load_frozen(
             target, room, forward_dtype, (GPT,), "only nets of arch=gpt read latents"
         )
         net, width = self.net, self.net.shape.hidden_size

@@ -19,7 +19,7 @@ from contract import Batch, Noise
 from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from utils.command.marks import SAME_RUN, Keys
 
-TOGETHER = 64  # nodes that go through the net at once: the shape that it is compiled for
+NODES_AT_ONCE = 64  # nodes that go through the net at once: the shape that it is compiled for
 NEVER = -1e4  # as a logit
 JITTER = 0.2  # in training, cells are guessed whose entropies lie so close to the least, in nats
 
@@ -170,10 +170,12 @@ def think(
     """Runs one step of the net on all nodes, some at a time."""
     known_NTD = what_is_known(inputs_PT[nodes.puzzle], nodes.board, model.side)
     outs = []
-    for place, known in zip(nodes.state.split(TOGETHER), known_NTD.split(TOGETHER), strict=True):
+    for place, known in zip(
+        nodes.state.split(NODES_AT_ONCE), known_NTD.split(NODES_AT_ONCE), strict=True
+    ):
         state, count = states.rows[place], len(place)
-        if model.compiled and count < TOGETHER:
-            more = torch.arange(TOGETHER, device=state.device).clamp_max(count - 1)
+        if model.compiled and count < NODES_AT_ONCE:
+            more = torch.arange(NODES_AT_ONCE, device=state.device).clamp_max(count - 1)
             state, known = state[more], known[more]
         outs.append([out[:count] for out in model(state, known, weights)])
     state, logits, value = (torch.cat(parts) for parts in zip(*outs, strict=True))

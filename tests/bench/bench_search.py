@@ -70,7 +70,7 @@ def main() -> None:
     count = min(count, len(examples))
     rows = examples.read(np.arange(count))
     objective = make_objective("sudoku", source.spec)
-    trained = targets.load(run, source.spec, "float32", (SudokuNet,), "give arch=sudoku").net
+    trained = targets.load_frozen(run, source.spec, "float32", (SudokuNet,), "give arch=sudoku").net
     rules = objective.rules
     singles = Singles(math.isqrt(source.spec.seq_len))
     print(f"{count} boards of {data}, one thread: {run}")

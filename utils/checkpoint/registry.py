@@ -27,7 +27,7 @@ S = TypeVar("S")
 SHARDS = "shards"  # the group of all that belongs to shards: `3/carry/state`
 EVALUATED = "the evaluation set "  # and its name: a part of the data
 OTHERWISE = "use a checkpoint of this command"
-BLOCK = 1 << 26  # bytes on their way to a device
+BYTES_AT_ONCE = 1 << 26  # bytes on their way to a device
 
 
 @dataclass
@@ -122,7 +122,7 @@ class RowsOfRank(Tensors):
         elif not live.ndim:
             live.copy_(saved.read())
         else:
-            at_once = max(1, BLOCK * len(live) // max(1, live.nbytes))
+            at_once = max(1, BYTES_AT_ONCE * len(live) // max(1, live.nbytes))
             for start in range(0, len(live), at_once):
                 block = live[start : start + at_once]
                 block.copy_(saved.read(first + start, first + start + len(block)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
-BLOCK_BYTES = 1 << 26  # of a tensor that are compared at once
+BYTES_AT_ONCE = 1 << 26  # of a tensor that are compared at once
 AVERAGE = "dense/"  # the beginning of an average's name
 COMPILED = "_orig_mod."  # what torch.compile puts before every name
 # some published files hold the net without the loss around it, which names the net `model`
@@ -143,7 +143,7 @@ def _compare(one: Stored, other: Stored) -> dict[str, Any]:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return {"why": f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"}
     rows = one.shape[0] if one.shape else 1
-    at_once = max(1, BLOCK_BYTES * rows // max(1, one.size))
+    at_once = max(1, BYTES_AT_ONCE * rows // max(1, one.size))
     count, largest, same = 0, 0.0, True
     for first in range(0, rows, at_once):
         here, there = (stored.read(first, min(rows, first + at_once)) for stored in (one, other))

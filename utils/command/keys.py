@@ -21,7 +21,7 @@ import hydra
 import yaml
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from typing_extensions import Doc, is_typeddict
+from typing_extensions import Doc
 
 from utils.command.instantiate import PACKAGES, find, keys_class
 from utils.command.marks import SAME_RUN, Keys, Mark, members
@@ -51,8 +51,8 @@ def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
     hints = get_type_hints(made_by, include_extras=True)
     taken: dict[str, Any] = {}
     if isinstance(target, type) and any(p.kind is p.VAR_KEYWORD for p in parameters):
-        # the class that takes the remaining keys: the one that it names, or its parent
-        passed_on = _model_of(getattr(target, "takes", target.__mro__[1]))
+        # its parent takes the remaining keys
+        passed_on = _model_of(target.__mro__[1])
         taken = {key: (field.annotation, field) for key, field in passed_on.model_fields.items()}
     for parameter in parameters:
         if (
@@ -169,15 +169,11 @@ def fields_of(config: Plain) -> dict[str, FieldInfo]:
     return fields
 
 
-def _fields(prefix: str, model: Any) -> Iterator[tuple[str, FieldInfo]]:
-    if is_typeddict(model):
-        hints: dict[str, Any] = get_type_hints(model, include_extras=True)
-        inner: dict[str, Any] = {key: (hint, ...) for key, hint in hints.items()}
-        model = create_model(model.__name__, **inner)
+def _fields(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
     for key, field in model.model_fields.items():
         yield f"{prefix}{key}", field
         for member in members(field.annotation):
-            if is_typeddict(member) or (isinstance(member, type) and issubclass(member, Keys)):
+            if isinstance(member, type) and issubclass(member, Keys):
                 yield from _fields(f"{prefix}{key}.", member)
 
 

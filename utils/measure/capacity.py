@@ -161,9 +161,6 @@ def lay_out(
     return layout
 
 
-Row = tuple[str, str, str]  # what, how much, and why
-
-
 def table(layout: Layout, can_recompute: bool) -> str:
     """The plan in rows. `can_recompute`: whether the net could recompute activations."""
     card, needs, more = layout.smallest, layout.needs, layout.at_once + 1

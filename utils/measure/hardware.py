@@ -81,7 +81,7 @@ def peak_memory(device: torch.device) -> int:
     )
 
 
-def load(dist: Dist, dtype: torch.dtype, flops: float) -> dict[str, float]:
+def use_of_devices(dist: Dist, dtype: torch.dtype, flops: float) -> dict[str, float]:
     """The use of devices as a row of metrics: rank 0's, and with several ranks each one's or the
     highest.
 

@@ -92,7 +92,7 @@ def test_logits_are_those_of_transformers_in_and_out(kind: str, tmp_path: Path) 
     transformers = pytest.importorskip("transformers")
     expected = said_by(published(tmp_path / "theirs", kind))
     assert expected.std() > 0.1, "logits this small show little"
-    frozen = targets.load(str(tmp_path / "theirs"), SPEC, "float32", (GPT,), "")
+    frozen = targets.load_frozen(str(tmp_path / "theirs"), SPEC, "float32", (GPT,), "")
     torch.testing.assert_close(our_logits(frozen.net), expected, rtol=1e-5, atol=2e-5)
 
     keys = llama.arch_in(tmp_path / "theirs")
@@ -137,7 +137,7 @@ def test_what_is_no_net_of_ours_is_refused_by_name(
     changed(tmp_path, **keys)
     for key, read in [
         ("init_from", lambda: net.published(str(tmp_path))),
-        ("arch.target", lambda: targets.load(str(tmp_path), SPEC, "float32", (GPT,), "")),
+        ("arch.target", lambda: targets.load_frozen(str(tmp_path), SPEC, "float32", (GPT,), "")),
     ]:
         with pytest.raises(ConfigError) as caught:
             read()
@@ -161,12 +161,12 @@ def test_every_tensor_is_taken_or_named(kind: str, tmp_path: Path) -> None:
     for name in ("model.layers.0.self_attn.sinks", "model.layers.9.mlp.up_proj.weight"):
         save_file(tensors | {name: torch.ones(4)}, file, {"format": "pt"})
         with pytest.raises(ConfigError, match=rf"^arch.target=.*: {name} has no place in arch=gpt"):
-            targets.load(str(tmp_path), SPEC, "float32", (GPT,), "")
+            targets.load_frozen(str(tmp_path), SPEC, "float32", (GPT,), "")
     for name in tensors:
         kept = {other: tensor for other, tensor in tensors.items() if other != name}
         save_file(kept, file, {"format": "pt"})
         with pytest.raises(ConfigError, match=rf"{name} is in none of its safetensors files"):
-            targets.load(str(tmp_path), SPEC, "float32", (GPT,), "")
+            targets.load_frozen(str(tmp_path), SPEC, "float32", (GPT,), "")
 
 
 def test_another_net_is_told_by_the_keys_it_needs(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from utils.measure.hardware import load, peak_of
+from utils.measure.hardware import peak_of, use_of_devices
 from utils.ranks.distributed import Dist
 
 BF16 = torch.bfloat16
@@ -37,7 +37,7 @@ def test_memory_of_every_rank_is_in_the_row(world_size: int) -> None:
                 *(json.dumps({"peak_bytes": 2**50 + rank}) for rank in range(1, world_size)),
             ]
 
-    row = load(Ranks(0, world_size), torch.float32, 1e9)
+    row = use_of_devices(Ranks(0, world_size), torch.float32, 1e9)
     assert 50e6 < row.pop("memory/peak_bytes") < 500e9
     if world_size > 1:
         assert row.pop("memory/most_peak_bytes") == 2**50 + world_size - 1
