@@ -11,7 +11,7 @@ import pytest
 
 from tests.ranks import ROOT
 
-# Which of our packages, and packages of utils, may import which. "utils" alone stands for the files
+# Which of our packages, and of those of utils, may import which. "utils" alone stands for the files
 # at its root.
 LAYERS = {
     "utils": {"utils"},
@@ -68,7 +68,7 @@ def top(modules: set[str]) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    """Returns a module's package, or its package of utils."""
+    """The package of a module; of utils, the one within it."""
     first, _, rest = module.partition(".")
     package = f"utils.{rest.partition('.')[0]}"
     return package if first == "utils" and package in LAYERS else first

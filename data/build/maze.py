@@ -28,11 +28,11 @@ from data.build.rows import (
     puzzle_parser,
 )
 from data.recursive.maze import (
+    BOARDS_AT_ONCE,
     CHARACTERS,
     GOAL,
     LONGEST_SIDE,
     START,
-    TOGETHER,
     generate,
     is_square,
     leads,
@@ -96,7 +96,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
             bar.update(min(len(kept), train + test) - bar.n)
             if len(kept) >= train + test:
                 break
-            if not kept and chunk * TOGETHER >= PATIENCE:
+            if not kept and chunk * BOARDS_AT_ONCE >= PATIENCE:
                 raise ConfigError(
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
                     " so long; ask for less"

@@ -18,7 +18,7 @@ from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, said_of
 
-__all__ = ["GPT", "DecoderBlock", "load"]
+__all__ = ["GPT", "DecoderBlock", "load_frozen"]
 
 # a net without its weights; their folder, their files (None: all in the folder), and their reader
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]
