@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoint.format import RowRange
 from utils.ranks.distributed import Dist
+from utils.transfer import RowRange
 
 SPANS = 500  # measured on CUDA before the older half is added up
 

@@ -20,10 +20,10 @@ from typing_extensions import Doc
 
 from optim.sync.base import Sync
 from optim.sync.ddp import with_loss
-from utils.checkpoint.format import RowRange
 from utils.errors import ConfigError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
+from utils.transfer import RowRange
 
 
 class FSDP(Sync):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.errors import brief
 from utils.files import open_plain, read_text
+from utils.transfer import RowRange
 
 if TYPE_CHECKING:  # the digest and the report page do without, and are a second faster
     import torch
@@ -54,14 +55,6 @@ class Unreadable(ValueError):
 
     def __init__(self, file: Path, why: str) -> None:
         super().__init__(f"{file.name}: {why}")
-
-
-class RowRange(NamedTuple):
-    """The rows first … stop - 1 of a tensor that has `of` rows. A scalar has one row."""
-
-    first: int
-    stop: int
-    of: int
 
 
 class Slice(NamedTuple):

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from utils import revision
-from utils.checkpoint.format import RowRange, Slice, Stored
+from utils.checkpoint.format import Slice, Stored
 from utils.errors import ConfigError, short
+from utils.transfer import RowRange
 
 Tensors = Mapping[str, Tensor]
 ByShard = Mapping[int, Tensors]

@@ -28,12 +28,12 @@ from tests.utils.checkpoint.helpers import (
     together,
 )
 from utils.checkpoint import resume
-from utils.checkpoint.format import RowRange
 from utils.checkpoint.registry import FrozenFiles, Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
 from utils.command.root import Config
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
+from utils.transfer import RowRange
 
 
 def config(directory: Path, **changes: Any) -> Config:
