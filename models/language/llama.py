@@ -135,26 +135,21 @@ def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_neutral(kind: str, config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Refuses what would make another net of it."""
-    asked = {key: config.get(key, neutral) for key, neutral in NEUTRAL.items()}
-    if kind == "mistral":
-        asked["sliding_window"] = config["sliding_window"]
-    asked["use_sliding_window"] = bool(config.get("use_sliding_window", False))
     layers = [layer for layer in config.get("layer_types") or [] if layer != "full_attention"]
-    asked["layer_types"] = layers[0] if layers else "full_attention"
-    asked["partial_rotary_factor"] = config.get("partial_rotary_factor", 1.0) * rope.get(
-        "partial_rotary_factor", 1.0
-    )
-    wanted = NEUTRAL | {
-        "sliding_window": None,
-        "use_sliding_window": False,
-        "layer_types": "full_attention",
-        "partial_rotary_factor": 1.0,
-    }
-    for key, value in asked.items():
-        if value != wanted[key]:
+    turned = config.get("partial_rotary_factor", 1.0) * rope.get("partial_rotary_factor", 1.0)
+    options = [(key, config.get(key, neutral), neutral) for key, neutral in NEUTRAL.items()]
+    options += [
+        ("use_sliding_window", bool(config.get("use_sliding_window", False)), False),
+        ("layer_types", layers[0] if layers else "full_attention", "full_attention"),
+        ("partial_rotary_factor", turned, 1.0),
+    ]
+    if kind == "mistral":
+        options.append(("sliding_window", config["sliding_window"], None))
+    for key, value, wanted in options:
+        if value != wanted:
             raise ConfigError(
                 f"config.json has {key}={brief(value)}, which arch=gpt does not have; only"
-                f" {wanted[key]} can be read"
+                f" {wanted} can be read"
             )
     if rope["rope_type"] not in ROPES:
         raise ConfigError(

@@ -13,67 +13,62 @@ from torch import Tensor, nn
 from contract import Spec
 from models.frozen import Frozen, Tensors
 from models.language import llama
-from models.language.gpt import GPT, DecoderBlock
+from models.language.gpt import GPT
 from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, said_of
 
-__all__ = ["GPT", "DecoderBlock", "load_frozen"]
+__all__ = ["GPT", "load_frozen"]
 
+KEY = "arch.target"  # which names the net, in all errors
 # a net without its weights; their folder, their files (None: all in the folder), and their reader
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]
 
 
+@said_of(KEY)
 def load_frozen(
-    path: str | None,
-    spec: Spec,
-    forward_dtype: str,
-    kinds: tuple[type[nn.Module], ...],
-    which: str,
-    key: str = "arch.target",
+    path: str | None, spec: Spec, forward_dtype: str, kinds: tuple[type[nn.Module], ...], which: str
 ) -> Frozen:
     """Loads the net at a path, for data like `spec`.
 
-    It must be one of `kinds`, which `which` names for the error message; `key` is the path's.
+    It must be one of `kinds`, which `which` names for the error message.
     """
     if path is None:
         raise ConfigError(
-            f"{key}=null: must name a net; give the folder of a run, or its arguments, as in"
-            f" '{key}=\"experiment=tms_target\"'"
+            f"{KEY}=null: must name a net; give the folder of a run, or its arguments, as in"
+            f" '{KEY}=\"experiment=tms_target\"'"
         )
     find = _llama if (Path(path) / "config.json").is_file() else _run
-    net, folder, files, read = find(path, spec, forward_dtype, key)
+    net, folder, files, read = find(path, spec, forward_dtype)
     if not isinstance(net, kinds):
-        raise ConfigError(f"{key}={path}: holds a {type(net).__name__}; {which}")
-    with said_of(key):
-        return Frozen(net, str(folder), files, read)
+        raise ConfigError(f"{KEY}={path}: holds a {type(net).__name__}; {which}")
+    return Frozen(net, str(folder), files, read)
 
 
-def _run(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
-    with said_of(key):
-        if not Path(path).exists():
-            raise ConfigError(
-                f"{key}={path}: no such file or folder; give the folder of a run, or the arguments"
-                " that make one"
-            )
-        if reader.is_weights(Path(path)):
-            raise ConfigError(
-                f"{key}={path}: a file of weights does not say which net they belong to; give the"
-                " folder of a run"
-            )
-        arch = reader.config_in(path).get("arch", {})
-        checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
+def _run(path: str, spec: Spec, forward_dtype: str) -> Found:
+    if not Path(path).exists():
+        raise ConfigError(
+            f"{KEY}={path}: no such file or folder; give the folder of a run, or the arguments"
+            " that make one"
+        )
+    if reader.is_weights(Path(path)):
+        raise ConfigError(
+            f"{KEY}={path}: a file of weights does not say which net they belong to; give the"
+            " folder of a run"
+        )
+    arch = reader.config_in(path).get("arch", {})
+    checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
     folder = checkpoint.folder
     files = [folder / name for name in checkpoint.sha256]
-    net = _net(arch, path, spec, forward_dtype, key)
-    return net, folder, files, partial(_weights_of_run, forward_dtype == "float64", key)
+    net = _net(arch, path, spec, forward_dtype)
+    return net, folder, files, partial(_weights_of_run, forward_dtype == "float64")
 
 
-def _net(arch: Any, path: str, spec: Spec, forward_dtype: str, key: str) -> nn.Module:
+def _net(arch: Any, path: str, spec: Spec, forward_dtype: str) -> nn.Module:
     """Builds the net without its weights, and without recomputation, which only training needs."""
     if "target" in arch:
         raise ConfigError(
-            f"{key}={path}: is itself about another net, {arch['target']}; give that one"
+            f"{KEY}={path}: is itself about another net, {arch['target']}; give that one"
         )
     keys = {name: value for name, value in arch.items() if name != "loss"}
     keys["forward_dtype"] = forward_dtype
@@ -83,37 +78,28 @@ def _net(arch: Any, path: str, spec: Spec, forward_dtype: str, key: str) -> nn.M
         return make(keys, "arch", spec)
     except ConfigError as error:
         raise ConfigError(
-            f"{key}={path}: a net of {keys.get('_target_')} for {spec.name}: {error}"
+            f"{KEY}={path}: a net of {keys.get('_target_')} for {spec.name}: {error}"
         ) from None
 
 
-def _weights_of_run(wide: bool, key: str, files: Sequence[Path]) -> Tensors:
+def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
     """Yields a net's weights, averaged if the run averaged; float64 becomes float32, if not
     `wide`.
     """
-    with said_of(key):
-        groups = reader.open_checkpoint(files[0].parent, ["model", "ema"]).groups
-    averages = {
-        name.removeprefix("dense/"): stored for name, stored in groups.get("ema", {}).items()
-    }
-    for name, stored in {**groups.get("model", {}), **averages}.items():
+    groups = reader.open_checkpoint(files[0].parent, ["model", "ema"]).groups
+    ema = groups.get("ema", {})
+    averages = {name.removeprefix("dense/"): stored for name, stored in ema.items()}
+    for name, stored in (groups.get("model", {}) | averages).items():
         if name.startswith("model."):
             tensor = stored.read()
             narrow = tensor.dtype == torch.float64 and not wide
             yield name.removeprefix("model."), tensor.float() if narrow else tensor
 
 
-def _llama(path: str, spec: Spec, forward_dtype: str, key: str) -> Found:
+def _llama(path: str, spec: Spec, forward_dtype: str) -> Found:
     folder = Path(path)
-    with said_of(key):
-        arch = llama.arch_in(folder)
-    net = _net(
-        {"_target_": "models.language.gpt.GPT", "recompute": False, **arch},
-        path,
-        spec,
-        forward_dtype,
-        key,
-    )
+    arch = {"_target_": "models.language.gpt.GPT", "recompute": False, **llama.arch_in(folder)}
+    net = _net(arch, path, spec, forward_dtype)
     assert isinstance(net, GPT)
     return net, folder, None, partial(_as_ours, folder, net)
 
