@@ -67,7 +67,7 @@ def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch) -> Components
     """The same components of the unfused twin of an objective's target."""
     model, target = objective.model, nn.Module()
     target.net = unfused(model.target.net)
-    monkeypatch.setattr(components, "load", lambda *ignored: target)
+    monkeypatch.setattr(components, "load_frozen", lambda *ignored: target)
     spec: Any = type("Spec", (), {"decode": None})
     keys = components.ComponentsKeys(
         target="twin",
