@@ -26,7 +26,7 @@ def open_array(path: Path, dimensions: int) -> np.ndarray:
     """Maps a file's array of whole numbers. Raises ValueError if it holds something else, OSError
     if it cannot be read.
     """
-    open_plain(path).close()
+    open_plain(path).close()  # np.load would wait for ever for what is no file
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except EOFError as error:
@@ -52,6 +52,7 @@ def content_hash(parts: Mapping[str, Path | np.ndarray]) -> str:
     for name, part in parts.items():
         # one file after another: a folder may hold more files than a process can have open
         array = _mapped(part) if isinstance(part, Path) else part
+        # names and sizes, so that no bytes can move from one part to the next unseen
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode(errors="surrogateescape"))
         content = array.reshape(-1).view(np.uint8)
         for start in range(0, len(content), stride):

@@ -33,6 +33,7 @@ def fingerprints_of(source: Source, shard: int | None) -> dict[str, str]:
         )
         if not is_stream:
             parts["the first training batch"] = content_hash(batch)
+    # the order of the sets counts, too: ranks go through them together
     for number, (name, examples) in enumerate(source.eval_sets().items()):
         where, rows = f"{full_name(source)}.eval_sets: {name}", dict[str, np.ndarray]()
         if not hasattr(examples, "read"):

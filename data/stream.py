@@ -52,6 +52,7 @@ class ShardStream(Dataset):
 
         The error is returned because the loader would add a page of traceback to a raised one.
         """
+        # as one batch, which costs less to send than one for each micro-batch
         shards = [shard for group in self._shard_groups for shard in group]
         try:
             batch = read_shards(self._source, step, shards)
@@ -226,6 +227,7 @@ def eval_batches(
     # a batch larger than the set would only add padding
     batch_size = max(1, min(batch_size, len(eval_set)))
     total = -(-len(eval_set) // batch_size)
+    # ranks take turns, so that all work until the end; beyond the set, a rank's batch is empty
     for first in range(0, total, world_size):
         start = min((first + rank) * batch_size, len(eval_set))
         indices = np.arange(start, min(start + batch_size, len(eval_set)))

@@ -101,7 +101,8 @@ class FromFile:
         self.begin: int | None = next((number for number in numbers if number is not None), None)
         if self.begin is not None:  # some files list it among their plain tokens
             self._library.add_special_tokens([self._library.id_to_token(self.begin)])
-        self._library.encode_special_tokens = True  # as the text that they are
+        # text that spells a special token is encoded as the text that it is
+        self._library.encode_special_tokens = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=False)

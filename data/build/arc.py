@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from data.build.arc_variants import Variants, rows, variants
+from data.build.arc_variants import Variants, augmented, rows
 from data.build.common import (
     TEST_PUZZLES,
     Parser,
@@ -33,7 +33,7 @@ from data.build.common import (
     write_puzzles,
 )
 from data.recursive.arc import BLANK, CELLS, PAD, VOCAB
-from data.recursive.arc_tasks import Pair, Task, read_tasks, standing_in_training
+from data.recursive.arc_tasks import Pair, read_tasks, standing_in_training
 from data.recursive.puzzle_files import MOST_IDS, Metadata, PuzzleSet, PuzzleSplit
 from utils.errors import ConfigError, exit_status
 
@@ -56,13 +56,13 @@ def build(options: argparse.Namespace) -> str:
         )
     with new_folder(options.output_dir) as folder:
         tasks = read_tasks(options.inputs)
-        made = []
+        groups = []  # the puzzles of each task
         with progress(len(tasks), "task") as bar:
             for task in tasks:
-                made.append(variants(task, options.num_aug, options.seed))
+                groups.append(augmented(task, options.num_aug, options.seed))
                 bar.update()
-        splits = make_splits(made)
-        write_puzzles(folder, splits, names(made))
+        splits = make_splits(groups)
+        write_puzzles(folder, splits, names(groups))
         tested = {
             task.name: {"train": _plain(task.shown), "test": _plain(task.asked)}
             for task in tasks
@@ -72,117 +72,116 @@ def build(options: argparse.Namespace) -> str:
     sizes = ", ".join(
         f"{len(split.sets['all'].inputs):,} {name} examples" for name, split in splits.items()
     )
-    lines = [
-        f"{options.output_dir}: {sizes}, {sum(map(len, made)):,} puzzles of {len(tasks)} tasks"
-    ]
-    if fewer := [one for one in made if len(one) <= options.num_aug]:
+    puzzles = f"{sum(map(len, groups)):,} puzzles of {len(tasks)} tasks"
+    lines = [f"{options.output_dir}: {sizes}, {puzzles}"]
+    if fewer := [group for group in groups if len(group) <= options.num_aug]:
         least = min(fewer, key=len)
         lines.append(
             f"{len(fewer)} tasks have fewer than {options.num_aug} different augmentations:"
-            f" {_some(fewer)}; least {least.task.name}: {len(least) - 1}"
+            f" {_first([group.task.name for group in fewer], 3)}; least {least.task.name}:"
+            f" {len(least) - 1}"
         )
-    return "\n".join([*lines, *_leaks(tasks)])
+    repeated, count, total = standing_in_training(tasks)
+    if repeated:
+        lines.append(
+            f"warning: {count} of {total} test pairs stand in the training set, too; tasks"
+            f" {_first(repeated, 5)}"
+        )
+    return "\n".join(lines)
 
 
-def make_splits(made: list[Variants]) -> dict[str, PuzzleSplit]:
+def make_splits(groups: list[Variants]) -> dict[str, PuzzleSplit]:
     """Returns the training split, and a test split if anything is tested. Rows are made while they
     are written.
     """
-    first = np.cumsum([1, *map(len, made)])
-    if first[-1] > MOST_IDS:
+    ids = np.cumsum([1, *map(len, groups)]).tolist()  # the first of each group; 0 is blank
+    if ids[-1] > MOST_IDS:
         raise ConfigError(
-            f"--num-aug: makes {first[-1]:,} puzzles, more than {MOST_IDS:,}; give a smaller one"
+            f"--num-aug: makes {ids[-1]:,} puzzles, more than {MOST_IDS:,}; give a smaller one"
         )
     metadata = Metadata(
-        pad_id=PAD, ignore_label_id=PAD, blank_identifier_id=0, vocab_size=VOCAB,
-        seq_len=CELLS, num_puzzle_identifiers=int(first[-1]), sets=("all",),
-    )  # fmt: skip
-    puzzles = [*zip(made, first.tolist(), strict=False)]
-    splits = {"train": _split("train", metadata, puzzles)}
-    if tested := [(one, number) for one, number in puzzles if one.task.tested]:
+        pad_id=PAD,
+        ignore_label_id=PAD,
+        blank_identifier_id=0,
+        vocab_size=VOCAB,
+        seq_len=CELLS,
+        num_puzzle_identifiers=ids[-1],
+        sets=("all",),
+    )
+    numbered = [*zip(groups, ids, strict=False)]
+    splits = {"train": _split("train", metadata, numbered)}
+    if tested := [(group, first) for group, first in numbered if group.task.tested]:
         splits["test"] = _split("test", metadata, tested)
     return splits
 
 
-def _split(split: str, metadata: Metadata, part: Sequence[tuple[Variants, int]]) -> PuzzleSplit:
+def _split(split: str, metadata: Metadata, numbered: Sequence[tuple[Variants, int]]) -> PuzzleSplit:
+    """Describes a split of groups, given with the ids of their first puzzles."""
     training = split == "train"
-    pairs = np.repeat(
-        [len(one.task.training_pairs if training else one.task.asked) for one, _ in part],
-        [len(one) for one, _ in part],
-    )
-    indices = np.concatenate([[0], np.cumsum(pairs)])
+    groups = [group for group, _ in numbered]
+    sizes = [len(group) for group in groups]
+    tasks = [group.task for group in groups]
+    pairs = [len(task.training_pairs if training else task.asked) for task in tasks]
+    indices = np.concatenate([[0], np.cumsum(np.repeat(pairs, sizes))])  # of all puzzles
     index = np.int32 if indices[-1] < 2**31 else np.int64
 
     def pieces(side: int) -> Iterator[np.ndarray]:
-        with progress(len(part), "task") as bar:
-            for one, _ in part:
-                yield from rows(one, side, training)
+        with progress(len(groups), "task") as bar:
+            for group in groups:
+                yield from rows(group, side, training)
                 bar.update()
 
     shape = (int(indices[-1]), CELLS)
     inputs, labels = (cast(Any, Pieces(shape, partial(pieces, side))) for side in range(2))
+    ids = [np.arange(first, first + len(group), dtype=np.int32) for group, first in numbered]
     puzzle_set = PuzzleSet(
         inputs=inputs,
         labels=labels,
-        puzzle_identifiers=np.concatenate(
-            [np.arange(first, first + len(one), dtype=np.int32) for one, first in part]
-        ),
+        puzzle_identifiers=np.concatenate(ids),
         puzzle_indices=indices.astype(index),
-        group_indices=np.cumsum([0, *(len(one) for one, _ in part)]).astype(index),
+        group_indices=np.cumsum([0, *sizes]).astype(index),
     )
     return PuzzleSplit(split, metadata, {"all": puzzle_set})
 
 
-def names(made: list[Variants]) -> list[str]:
+def names(groups: list[Variants]) -> list[str]:
     """Returns what each id stands for, as TRM's builder writes it."""
     names_by_id = [BLANK]
-    for one in made:
-        digits = (one.colours + ord("0")).tobytes().decode()
-        names_by_id.append(one.task.name)
-        names_by_id += [
-            f"{one.task.name}|||t{one.symmetry[a]}|||{digits[10 * a : 10 * a + 10]}"
-            for a in range(1, len(one))
-        ]
+    for group in groups:
+        name = group.task.name
+        names_by_id.append(name)
+        for symmetry, colours in zip(group.symmetry[1:], group.colours[1:].tolist(), strict=True):
+            names_by_id.append(f"{name}|||t{symmetry}|||{''.join(map(str, colours))}")
     return names_by_id
 
 
 def _plain(pairs: list[Pair]) -> list[dict[str, Any]]:
-    return [{"input": given.tolist(), "output": answer.tolist()} for given, answer in pairs]
+    return [{"input": grid.tolist(), "output": answer.tolist()} for grid, answer in pairs]
 
 
-def _some(made: list[Variants]) -> str:
-    return ", ".join(one.task.name for one in made[:3]) + (" …" if len(made) > 3 else "")
-
-
-def _leaks(tasks: list[Task]) -> list[str]:
-    repeated, count, total = standing_in_training(tasks)
-    some = ", ".join(repeated[:5]) + (" …" if len(repeated) > 5 else "")
-    return (
-        [f"warning: {count} of {total} test pairs stand in the training set, too; tasks {some}"]
-        if repeated
-        else []
-    )
+def _first(tasks: list[str], most: int) -> str:
+    return ", ".join(tasks[:most]) + (" …" if len(tasks) > most else "")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser("arc", __doc__)
-    made.set_defaults(inputs=[])
-    made.add_argument(
+    options = Parser("arc", __doc__)
+    options.set_defaults(inputs=[])
+    options.add_argument(
         "--train", nargs="+", action=Inputs, metavar="INPUT", help="all pairs are trained on"
     )
-    made.add_argument(
+    options.add_argument(
         "--test",
         nargs="+",
         action=Inputs,
         metavar="INPUT",
         help="what shows a task is trained on, what asks is tested",
     )
-    made.add_argument(
+    options.add_argument(
         "--num-aug", type=whole(0), default=1000, help="augmentations of every task, all different"
     )
-    made.add_argument("--seed", type=whole(0), default=42)
-    return made
+    options.add_argument("--seed", type=whole(0), default=42)
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -35,15 +35,17 @@ class Variants:
         return len(self.symmetry)
 
 
-def variants(task: Task, num_aug: int, seed: int) -> Variants:
+def augmented(task: Task, num_aug: int, seed: int) -> Variants:
     """Draws different augmentations, as many as wanted unless too many draws repeat others."""
     rng = generator(seed, task.name)  # other tasks do not influence it
     imaged = [tuple(images(grid) for grid in pair) for pair in task.pairs]
-    # a grid's end tokens also tell its size
+    # all tokens of the task under each symmetry: equal ones are equal puzzles, as the end tokens of
+    # a grid also tell its size
     contents = [
         np.concatenate([turned[turn].ravel() for pair in imaged for turned in pair])
         for turn in range(len(SYMMETRIES))
     ]
+    # the symmetry and the colours of each augmentation; the first is the task itself
     found: dict[bytes, tuple[np.uint8, np.ndarray]] = {}
     symmetry = np.zeros(1 + TRIES * num_aug, np.uint8)
     colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(symmetry), 1))
@@ -75,23 +77,24 @@ def shifts(pairs: list[Pair], symmetry: np.ndarray, rng: np.random.Generator) ->
     """Draws how far down and right each pair moves (A, P, 2), input and answer together. One pair
     of each puzzle stays.
     """
-    sizes = np.array([np.maximum(given.shape, answer.shape) for given, answer in pairs])
+    sizes = np.array([np.maximum(grid.shape, answer.shape) for grid, answer in pairs])
     room = SIDE + 1 - np.where(SWAPS[symmetry][:, None, None], sizes[:, ::-1], sizes)
     shift = (rng.random(room.shape) * room).astype(np.uint8)
     shift[np.arange(len(symmetry)), rng.integers(len(pairs), size=len(symmetry))] = 0
     return shift
 
 
-def rows(made: Variants, side: int, training: bool) -> Iterator[np.ndarray]:
+def rows(group: Variants, side: int, training: bool) -> Iterator[np.ndarray]:
     """Yields the inputs or answers of all puzzles (…, 900) in pieces, puzzle after puzzle."""
-    shown = len(made.task.shown)
-    part = slice(0, len(made.task.training_pairs)) if training else slice(shown, None)
-    grids = [pair[side] for pair in made.images[part]]
-    tables = token_tables(made.colours)
-    shift = made.shift if training else np.zeros((len(made), len(grids), 2), np.uint8)
+    task = group.task
+    pairs = slice(len(task.training_pairs)) if training else slice(len(task.shown), None)
+    grids = [pair[side] for pair in group.images[pairs]]
+    tables = token_tables(group.colours)
+    # what is tested stays in its corner
+    shift = group.shift if training else np.zeros((len(group), len(grids), 2), np.uint8)
     together = max(1, ROWS_AT_ONCE // len(grids))
-    for first in range(0, len(made), together):
-        symmetry = made.symmetry[first : first + together]
+    for first in range(0, len(group), together):
+        symmetry = group.symmetry[first : first + together]
         canvas = np.zeros((len(symmetry), len(grids), WIDE, WIDE), np.uint8)
         for turn in range(len(SYMMETRIES)):
             puzzle = np.flatnonzero(symmetry == turn)

@@ -91,10 +91,12 @@ def write_puzzles(folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: 
         for name, puzzles in split.sets.items():
             for field, array in puzzles.arrays().items():
                 _write_array(folder / split_name / f"{name}__{field}.npy", array)
-        examples = sum(len(one.inputs) for one in split.sets.values())
-        total = sum(len(one.puzzle_identifiers) for one in split.sets.values())
+        # what HRM's and TRM's own code reads besides
+        sets = split.sets.values()
+        examples = sum(len(puzzles.inputs) for puzzles in sets)
+        total = sum(len(puzzles.puzzle_identifiers) for puzzles in sets)
         content = asdict(split.metadata) | {
-            "total_groups": sum(len(one.group_indices) - 1 for one in split.sets.values()),
+            "total_groups": sum(len(puzzles.group_indices) - 1 for puzzles in sets),
             "total_puzzles": total,
             "mean_puzzle_examples": examples / max(1, total),
         }

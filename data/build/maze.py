@@ -91,6 +91,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     kept: dict[bytes, Boards] = {}
     with progress(train + test, "maze") as bar:
         for chunk in count():
+            # the smallest image stands for all eight: of equal mazes, one is kept
             for maze in generate(side, min_path, options.seed, chunk):
                 kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
             bar.update(min(len(kept), train + test) - bar.n)
@@ -112,7 +113,8 @@ def build(options: argparse.Namespace) -> str:
     check_options(options, "min_path")
     with new_folder(options.output_dir) as folder:
         boards = make(options) if options.size is not None else convert(options, parse_rows)
-        mazes, known = [len(boards[name][0]) for name in SPLITS], leaks(boards)
+        # before there are images
+        mazes, note = [len(boards[name][0]) for name in SPLITS], leaks(boards)
         if options.augment:
             boards["train"] = images(boards["train"][0]), images(boards["train"][1])
         copies = {"train": IMAGES if options.augment else 1, "test": 1}
@@ -124,28 +126,28 @@ def build(options: argparse.Namespace) -> str:
     side = round(boards["test"][0].shape[1] ** 0.5)
     return (
         f"{options.output_dir}: {len(boards['train'][0])} training examples of {mazes[0]} mazes,"
-        f" {mazes[1]} test mazes, {side}x{side}{known}"
+        f" {mazes[1]} test mazes, {side}x{side}{note}"
     )
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = puzzle_parser(
+    options = puzzle_parser(
         "maze",
         __doc__,
         "sapientinc/maze-30x30-hard-1k",
         type=whole(1, LONGEST_SIDE),
         help=f"generate mazes of this many rows and columns, at most {LONGEST_SIDE}",
     )
-    made.add_argument(
+    options.add_argument(
         "--augment", action="store_true", help="training mazes in all eight turns and reflections"
     )
-    made.add_argument(
+    options.add_argument(
         "--min-path",
         type=int,
         help="cells of a generated path, ends included; by default 11/3 of the size, 110 for 30",
     )
-    return made
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

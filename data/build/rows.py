@@ -58,7 +58,8 @@ def read_csv(path: Path) -> Iterator[Row]:
             f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv"
             " and test.csv"
         )
-    # with a byte order mark or without
+    # utf-8-sig: with a byte order mark or without; bytes that are no text fail as cells later, with
+    # their line
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.DictReader(file)
         for row in reader:
@@ -150,22 +151,24 @@ def puzzle_parser(name: str, about: str | None, hub: str, **size: Any) -> Parser
     """Returns the command line of a builder that generates puzzles of a size or converts published
     ones, such as those of `hub`.
     """
-    made = Parser(name, about)
-    source = made.add_mutually_exclusive_group(required=True)
+    options = Parser(name, about)
+    source = options.add_mutually_exclusive_group(required=True)
     source.add_argument("--size", **size)
     source.add_argument("--input-dir", help="folder that holds train.csv and test.csv")
     source.add_argument("--hub", help=f"a dataset's name on the hub, such as {hub}")
-    made.add_argument("--seed", type=whole(0), default=0)
+    options.add_argument("--seed", type=whole(0), default=0)
     for split, published in (("train", "--subsample-size"), ("test", "--test-subsample-size")):
-        made.add_argument(
+        options.add_argument(
             f"--{split}",
             published,
             dest=split,
             type=whole(1),
             help=f"{split} puzzles: {GENERATED} generated ones by default, or all that are given",
         )
-    made.add_argument("--min-difficulty", type=int, help="drop given puzzles with a smaller rating")
-    return made
+    options.add_argument(
+        "--min-difficulty", type=int, help="drop given puzzles with a smaller rating"
+    )
+    return options
 
 
 def check_options(options: argparse.Namespace, *generated: str) -> None:

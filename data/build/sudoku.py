@@ -44,8 +44,8 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     inputs = tokens_of("sudoku", questions)
     labels = tokens_of("sudoku", answers)
     size = SIZES[inputs.shape[1]]
-    known = (np.minimum(inputs, labels) > 0) & (np.maximum(inputs, labels) <= size + BLANK)
-    check(file, lines, known.all(1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
+    in_range = (np.minimum(inputs, labels) > 0) & (np.maximum(inputs, labels) <= size + BLANK)
+    check(file, lines, in_range.all(1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
     check(file, lines, is_solved(labels - BLANK, size), "has an answer that is no solved board")
     kept = (inputs == BLANK) | (inputs == labels)
     check(file, lines, kept.all(1), "has an answer that contradicts its question")
@@ -82,26 +82,26 @@ def build(options: argparse.Namespace) -> str:
 def parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     hub = "sapientinc/sudoku-extreme"
-    made = puzzle_parser(
+    options = puzzle_parser(
         "sudoku", __doc__, hub, type=int, choices=sorted(BOXES), help="generate boards of this size"
     )
-    made.add_argument(
+    options.add_argument(
         "--num-aug",
         type=whole(0),
         default=0,
         help="random symmetric images of every training board",
     )
-    made.add_argument(
+    options.add_argument(
         "--blanks",
         type=int,
         help=f"blank cells of a generated board, by default {BLANKS} by size",
     )
-    made.add_argument(
+    options.add_argument(
         "--min-guesses",
         type=whole(0),
         help="generated boards for which a search guesses at least so often",
     )
-    return made
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -74,6 +74,7 @@ def split_documents(
             yield "train", text[:cut], size
             yield "val", text[cut:], 0
         else:
+            # the same document is on one side only, however often it comes
             held_out = zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32)
             yield SPLITS[held_out], text, size
 
@@ -200,39 +201,39 @@ def _tokenizer(options: argparse.Namespace, documents: Callable[[], Iterator]) -
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = Parser("tokens", __doc__)
-    source = made.add_mutually_exclusive_group(required=True)
+    options = Parser("tokens", __doc__)
+    source = options.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--input",
         nargs="+",
         help="files and folders: .jsonl, .parquet, anything else is text, one document a file",
     )
     source.add_argument("--hub", help="a dataset's name on the hub")
-    made.add_argument("--split", default="train", help="of the hub's dataset")
-    made.add_argument(
+    options.add_argument("--split", default="train", help="of the hub's dataset")
+    options.add_argument(
         "--field", default="text", help="where .jsonl, .parquet and the hub have the text"
     )
-    kind = made.add_mutually_exclusive_group(required=True)
+    kind = options.add_mutually_exclusive_group(required=True)
     kind.add_argument("--tokenizer", help="bytes, or a tokenizer.json")
     kind.add_argument(
         "--train-bpe",
         type=whole(257, 1 << 20),  # all bytes and a begin token, at least
         help="train a byte-level BPE of this many tokens here",
     )
-    made.add_argument(
+    options.add_argument(
         "--bpe-mib", type=whole(1), default=256, help="text that it is trained on, at most"
     )
-    made.add_argument(
+    options.add_argument(
         "--begin-token",
         help="the token before each document, where a tokenizer.json has one of an unusual name",
     )
-    made.add_argument(
+    options.add_argument(
         "--val-share",
         type=float,
         default=0.01,
         help="of the documents that is held out; of a single text, its last part",
     )
-    return made
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -26,11 +26,13 @@ class Confusion:
         if "answer" not in prediction.outputs:
             return
         labels, answers = batch["labels"].long(), prediction.outputs["answer"].cpu().long()
+        # one number for each cell of the table, row by row
         cells = (labels * self._classes + answers)[labels != IGNORE]
         counts = cells.bincount(minlength=self._classes**2).view(1, self._classes, self._classes)
         self._counts = counts if self._counts is None else self._counts + counts
 
     def rows(self) -> dict[str, Tensor]:
+        # one row, so that ranks gather as many tables as there are ranks
         return {} if self._counts is None else {"counts": self._counts}
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:

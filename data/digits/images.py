@@ -85,10 +85,11 @@ def small_digits() -> tuple[Images, Images]:
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     held_out = np.zeros(len(labels), bool)
     held_out[by_class[::5]] = True
+    # 20×20 within a margin, as MNIST's digits lie in their images
     larger = torch.nn.functional.interpolate(
         torch.from_numpy(pixels[:, None] / 16), size=(20, 20), mode="bilinear"
     )
-    margin = ((0, 0), (4, 4), (4, 4))  # as MNIST's
+    margin = ((0, 0), (4, 4), (4, 4))
     inputs = np.pad((larger[:, 0] * 255).round().to(torch.uint8).numpy(), margin)
     return (inputs[~held_out], labels[~held_out]), (inputs[held_out], labels[held_out])
 

@@ -97,6 +97,7 @@ class Documents:
         row: int | None = None,
     ) -> None:
         self._texts = texts
+        # whole files where that is even: every other shard would read them in vain
         if len(texts) % shards == 0:
             self._files, self.step, first = range(shard, len(texts), shards), 1, 0
         else:
@@ -117,6 +118,7 @@ class Documents:
                     break
                 self.row = row + self.step
                 yield text
+            # rows are counted over all files: in the next one the shard is as far from the start
             self.file, self.row = self.file + 1, self.row - rows
 
 
@@ -145,7 +147,7 @@ def _lines(where: str, path: Path, field: str, start: int, step: int) -> Iterato
         for number, line in enumerate(file, 1):
             if line.isspace():
                 continue
-            if row >= start and (row - start) % step == 0:
+            if row >= start and (row - start) % step == 0:  # others are not parsed
                 try:
                     content = json.loads(line)
                 except (ValueError, RecursionError) as error:
@@ -165,6 +167,7 @@ def _parquet_rows(where: str, path: Path, field: str, start: int, step: int) -> 
         with open_plain(path) as opened, ParquetFile(opened) as file:
             if field not in file.schema_arrow.names:
                 raise _lacking(where, field, file.schema_arrow.names)
+            # groups of rows before the first one that is wanted are not read
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             row = skipped = 0
             while skipped < len(groups) and row + groups[skipped] <= start:

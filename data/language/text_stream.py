@@ -156,8 +156,8 @@ class StreamSource(Source):
         texts that were searched for them, and of what the files are known to hold.
         """
         keys, size = self._keys, self._tokenizer.vocab_size
-        known = f"{keys.field} {keys.val_share} {size} {self._texts.fingerprint()}"
-        digest = hashlib.sha256(known.encode())
+        settings = f"{keys.field} {keys.val_share} {size} {self._texts.fingerprint()}"
+        digest = hashlib.sha256(settings.encode())
         pieces: list[np.ndarray] = []
         documents = islice(Documents(self._texts), SCANNED)
         while sum(map(len, pieces)) <= keys.val_tokens and (

@@ -92,6 +92,7 @@ def open_corpus(
     begin = described.begin_token if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
+    # a wrong vocabulary is seen at once; a single wrong token only when it is read
     for name, path in (paths["train"] | paths["val"]).items():
         for block in _sample(path, arrays[name], len(arrays)):
             if int(block.max(initial=0)) >= size:
@@ -210,12 +211,12 @@ def _describe(key: str, path: Path) -> _Description:
     if not os.path.lexists(path):
         return _Description()
     try:
-        known = read_json(path, DESCRIPTION)
-        if known.token_bytes and len(known.token_bytes) != known.vocab_size:
-            count = len(known.token_bytes)
-            raise ValueError(f"has token_bytes of {count} ids, but vocab_size={known.vocab_size}")
+        described = read_json(path, DESCRIPTION)
+        count, size = len(described.token_bytes), described.vocab_size
+        if count and count != size:
+            raise ValueError(f"has token_bytes of {count} ids, but vocab_size={size}")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{key}: dataset.json {brief(error)}; correct it, or build the dataset again"
         ) from None
-    return known
+    return described

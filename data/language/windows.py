@@ -86,6 +86,7 @@ class HeldOut:
         tokens = np.zeros((len(indices), self._length + 1), np.int32)
         counts = np.zeros((len(indices), 1), np.int64)
         for row, index in enumerate(indices.tolist()):
+            # the file, and where in it the window starts; the last of a file is shorter
             number = int(np.searchsorted(self._ends, index, side="right"))
             start = (index - (int(self._ends[number - 1]) if number else 0)) * self._length
             counts[row] = count = min(self._length, self._predictions[number] - start)
@@ -119,6 +120,7 @@ class HeldOut:
             # some whole windows at a time, as a file may be larger than memory
             for start in range(0, count, together):
                 inputs = np.asarray(tokens[start : min(start + together, count)])
+                # each begin token starts one more document, but for one that starts its window
                 begins = np.flatnonzero(inputs == self._begin)
                 inside = begins[begins % self._length > 0] // self._length
                 full = len(inputs) % self._length == 0

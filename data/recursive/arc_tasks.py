@@ -107,16 +107,14 @@ def standing_in_training(tasks: list[Task]) -> tuple[list[str], int, int]:
     all.
     """
     trained = set(chain.from_iterable(contents(task.training_pairs) for task in tasks))
-    found = {
-        task.name: sum(one in trained for one in contents(task.asked))
-        for task in tasks
-        if task.tested
-    }
-    return (
-        [name for name, count in found.items() if count],
-        sum(found.values()),
-        sum(len(task.asked) for task in tasks if task.tested),
-    )
+    names, found, total = [], 0, 0
+    for task in tasks:
+        if task.tested:
+            count = sum(pair in trained for pair in contents(task.asked))
+            if count:
+                names.append(task.name)
+            found, total = found + count, total + len(task.asked)
+    return names, found, total
 
 
 def _tasks(named: str, path: str) -> Iterator[tuple[str, str, list[Pair], list[Pair]]]:
@@ -159,8 +157,8 @@ def _kaggle_tasks(file: Path) -> Iterator[tuple[str, str, list[Pair], list[Pair]
                 " pair; correct or remove it"
             )
         pairs: list[_Pair] = [
-            {"input": one["input"], "output": answer}
-            for one, answer in zip(asked, answers, strict=True)
+            {"input": pair["input"], "output": answer}
+            for pair, answer in zip(asked, answers, strict=True)
         ]
         yield name, f"{file}: task {brief(name)}", _pairs(task["train"]), _pairs(pairs)
 
@@ -173,4 +171,6 @@ def _read(file: Path, kind: TypeAdapter[T]) -> T:
 
 
 def _pairs(pairs: Sequence[_Pair]) -> list[Pair]:
-    return [(np.array(one["input"], np.uint8), np.array(one["output"], np.uint8)) for one in pairs]
+    return [
+        (np.array(pair["input"], np.uint8), np.array(pair["output"], np.uint8)) for pair in pairs
+    ]

@@ -75,8 +75,8 @@ class Boards:
         chosen = order[in_turn(rows["solved"][order].tolist(), SHOWN)].tolist()
 
         def drawn(numbers: Sequence[int]) -> Files:
-            some = {name: tensor[list(numbers)] for name, tensor in rows.items()}
-            return boards_scene(self._kind, CAPTION, some)
+            examples = {name: tensor[list(numbers)] for name, tensor in rows.items()}
+            return boards_scene(self._kind, CAPTION, examples)
 
         return Report(files=fitting(chosen, drawn))
 

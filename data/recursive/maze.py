@@ -158,8 +158,8 @@ def is_maze(inputs: np.ndarray, labels: np.ndarray) -> bool:
     if not len(inputs) or not is_square(inputs.shape[1]):
         return False
     ends = all(((inputs == end).sum(1) == 1).all() for end in (START, GOAL))
-    known = (inputs >= WALL).all() and (inputs <= GOAL).all()
-    return bool(ends and known and keeps_maze(inputs, labels).all())
+    in_range = (inputs >= WALL).all() and (inputs <= GOAL).all()
+    return bool(ends and in_range and keeps_maze(inputs, labels).all())
 
 
 def keeps_maze(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
@@ -202,7 +202,7 @@ def generate(
     )
     starts = rng.integers(0, side * side, BOARDS_AT_ONCE)
     open_cells[np.arange(BOARDS_AT_ONCE), starts] = True
-    made = []
+    mazes = []
     for board in _reaching(open_cells, starts, side, min_path - 1):
         tokens = np.where(open_cells[board], np.uint8(FREE), np.uint8(WALL))
         found = search(tokens, int(starts[board]))
@@ -210,8 +210,8 @@ def generate(
         if rng.random() < len(goals) / MANY:
             path = found.path_to(goals[rng.integers(len(goals))])
             tokens[path[0]], tokens[path[-1]] = START, GOAL
-            made.append((tokens, _with_path(tokens, path)))
-    return made
+            mazes.append((tokens, _with_path(tokens, path)))
+    return mazes
 
 
 def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int) -> np.ndarray:
@@ -223,13 +223,15 @@ def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int)
     padded[:, :, :side] = open_cells.reshape(-1, side, side)
     passable = np.packbits(padded, axis=2, bitorder="little").view(word)[:, :, 0]
     reached = np.zeros_like(passable)
-    board, one = np.arange(len(passable)), word(1)
-    reached[board, starts // side] = np.left_shift(one, (starts % side).astype(word))
+    board, bit = np.arange(len(passable)), word(1)
+    reached[board, starts // side] = np.left_shift(bit, (starts % side).astype(word))
     for step in range(1, steps + 1):
-        wider = reached | (reached << one) | (reached >> one)
+        # a step to the right, to the left, down and up, as far as there are no walls
+        wider = reached | (reached << bit) | (reached >> bit)
         wider[:, 1:] |= reached[:, :-1]
         wider[:, :-1] |= reached[:, 1:]
         wider &= passable
+        # now and then, boards in which nothing new was reached are left out
         if step % LOOKS == 0 or step == steps:
             going = (wider != reached).any(1)
             board, passable, wider = board[going], passable[going], wider[going]

@@ -64,7 +64,7 @@ class OwnPuzzles(Examples):
         elif count == 1:
             wrong = answer != self.solutions[index]
             right = not wrong.any()
-        else:
+        else:  # no solution to compare with: what counts are the rules
             wrong = (inputs > BLANK) & (answer != inputs) | sudoku.against_rules(answer)
             right = not wrong.any()
         if count == 0:
@@ -154,8 +154,8 @@ class Answers:
         lines = []
         if len(answers) > 1:
             counts = Counter(verdict for verdict, _ in judged)
-            told = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
-            lines += [f"{len(answers):,} puzzles: {told}", f"line {puzzles.lines[shown]}:"]
+            verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
+            lines += [f"{len(answers):,} puzzles: {verdicts}", f"line {puzzles.lines[shown]}:"]
         lines += drawn(puzzles.kind, puzzles.inputs[shown], answers[shown], wrong)
         lines.append(f"{verdict} ({wrong.sum()} cells, marked x)" if wrong.any() else verdict)
         if confidence[shown]:

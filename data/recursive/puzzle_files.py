@@ -89,8 +89,8 @@ class PuzzleSplit:
             for name, puzzles in sorted(self.sets.items())
             for field, array in puzzles.arrays().items()
         }
-        known = json.dumps(asdict(self.metadata), sort_keys=True) + content_hash(arrays)
-        return hashlib.sha256(known.encode()).hexdigest()
+        content = json.dumps(asdict(self.metadata), sort_keys=True) + content_hash(arrays)
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def plain_split(
@@ -140,13 +140,13 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
         metadata = read_json(folder / split / "dataset.json", METADATA)
     except (OSError, ValueError) as error:
         raise _damaged(where, f"cannot be read ({brief(error)})") from None
-    known = asdict(metadata)
+    entries = asdict(metadata)
     for name, bound in (
         ("pad_id", "vocab_size"),
         ("blank_identifier_id", "num_puzzle_identifiers"),
     ):
-        if not 0 <= known[name] < known[bound]:
-            raise _damaged(where, f"{name}={known[name]} is not below {bound}={known[bound]}")
+        if not 0 <= entries[name] < entries[bound]:
+            raise _damaged(where, f"{name}={entries[name]} is not below {bound}={entries[bound]}")
     sets = {name: _read_set(key, folder, split, name) for name in metadata.sets}
     for name, puzzles in sets.items():
         _check_set(f"{key}: {split}/{name}", metadata, puzzles)

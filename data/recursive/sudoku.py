@@ -186,10 +186,10 @@ def solve(inputs: np.ndarray, deep: int = DEEP) -> tuple[np.ndarray, np.ndarray]
     for width in (WIDTH, NARROW):
         left = np.flatnonzero(counts < 0)
         for start in range(0, len(left), width):
-            some = left[start : start + width]
-            masks = to_masks(inputs[some].astype(np.int64) - BLANK, size)
+            rows = left[start : start + width]
+            masks = to_masks(inputs[rows].astype(np.int64) - BLANK, size)
             found = search(masks, size, limit=2, most_guesses=deep, width=width)
-            counts[some] = np.where(found.guesses > deep, -1, found.counts)
-            solved = counts[some] > 0
-            solutions[some[solved]] = to_digits(found.solutions[:, solved]) + BLANK
+            counts[rows] = np.where(found.guesses > deep, -1, found.counts)
+            solved = counts[rows] > 0
+            solutions[rows[solved]] = to_digits(found.solutions[:, solved]) + BLANK
     return counts, solutions
