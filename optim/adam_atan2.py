@@ -53,6 +53,7 @@ class AdamATan2(torch.optim.Optimizer):
         for p in params:
             if not self.state[p]:
                 self.state[p].update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+        # lists for foreach: one launch for all parameters
         grads = [p.grad for p in params if p.grad is not None]
         means = [self.state[p]["exp_avg"] for p in params]
         squares = [self.state[p]["exp_avg_sq"] for p in params]

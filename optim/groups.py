@@ -31,7 +31,7 @@ def build_dense(
         named = {name: parameters[name] for name in names}
         made = make(entry["optimizer"], key, [*named.items()])
         _check_takes_all(key, made, named)
-        if isinstance(made, Muon) and whole is not None:
+        if isinstance(made, Muon) and whole is not None:  # rows of a matrix are not enough for it
             made.whole = whole
         optimizers.append(_with_base_lr(made, key))
     return optimizers
@@ -90,6 +90,7 @@ def _check_takes_all(key: str, made: Any, named: Mapping[str, nn.Parameter]) -> 
     """Raises ConfigError unless this is an optimizer of all these parameters."""
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"{key}: makes a {type(made).__name__}; make a torch.optim.Optimizer")
+    # an optimizer that takes only some kinds of parameters would leave out the others in silence
     taken = {id(parameter) for group in made.param_groups for parameter in group["params"]}
     if left := [name for name, parameter in named.items() if id(parameter) not in taken]:
         raise ConfigError(

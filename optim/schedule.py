@@ -63,6 +63,7 @@ class StepDecay:
     gamma: float
 
     def __call__(self, step: int) -> float:
+        # steps count from 1, so the first step of epoch e has done (e - 1) × steps_per_epoch
         return self.gamma ** (math.floor((step - 1) / self.steps_per_epoch) // self.every_epochs)
 
 

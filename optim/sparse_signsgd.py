@@ -101,6 +101,7 @@ class SparseSignSGD(torch.optim.Optimizer):
                 f"{sum(counts)} rows of {name} were looked up in one step, but the optimizer has"
                 f" room for {self.capacity}"
             )
+        # the id in the first column, the gradient in the others, so that one message has both
         payload = torch.zeros(
             self.capacity, 1 + width, dtype=torch.int32, device=table.weights.device
         )

@@ -126,7 +126,7 @@ def _train(config: Any, small: Mapping[str, Tensor]) -> Trained:
                 parameter.grad = small[name][1 + step].clone()
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
-                    group["base_lr"] = LR
+                    group["base_lr"] = LR  # in place of that of the run, which may be tiny or 0
                 set_lr([optimizer], 1.0)
                 _step(optimizer)
     owners = {

@@ -131,7 +131,7 @@ class Decompose(Objective):
             optimizer.zero_grad()
             self._faithfulness().backward()
             optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad()  # or the first step would begin with the warm-up's last gradients
 
     def _first_inputs(self, source: Any, noise: Noise) -> list[list[Tensor]]:
         """Returns the inputs of each matrix in the first step, for each shard of this rank."""
@@ -152,6 +152,7 @@ class Decompose(Objective):
             terms["faithfulness"] = self._faithfulness() * rows
         if self.coefficients["minimality"]:
             terms["minimality"] = self._minimality(examples, ctx)
+        # terms are sums over rows, also where one row stands for several
         weight = torch.full((), rows, device=examples.x.device)
         loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
         live = (examples.gates.detach() > self.keys.live_above).sum(-1)

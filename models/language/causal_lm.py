@@ -124,6 +124,7 @@ class CausalLM(Objective):
         nats, weight = sums[0], counted_BL.sum()
         metrics = {"loss": (nats.detach(), weight)}
         if len(self.bytes_V):
+            # the bytes of what is predicted, so that nets with other tokenizers compare
             bytes_BL = self.bytes_V[labels_BL.clamp_min(0)] * counted_BL
             metrics["bpb"] = (nats.detach() / math.log(2), bytes_BL.sum())
         if not self.z_loss:

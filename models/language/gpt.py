@@ -169,7 +169,7 @@ class GPT(nn.Module):
             for layer in self.blocks:
                 for output in (layer.self_attn.o_proj, layer.mlp.down_proj):
                     output.weight.mul_((2 * shape.num_layers) ** -0.5)
-            if self.lm_head is not None:
+            if self.lm_head is not None:  # from 1 / √width to the embedding's deviation
                 self.lm_head.weight.mul_(STD * width**0.5)
 
     def block(self) -> DecoderBlock:

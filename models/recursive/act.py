@@ -79,11 +79,12 @@ class ActObjective(Objective):
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
         carry = self._refill(carry, batch, ctx.noise)
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
-        weights = self.model.weights_in_dtype()
+        weights = self.model.weights_in_dtype()  # once for both passes of HRM
         inputs = carry.batch["inputs"]
         state = disturbed(carry.state, ctx.noise, self.model.sizes.path_noise)
         state, logits_BTV, q_B2 = self.model(state, inputs, rows, weights)
 
+        # the slots that halt now begin the next step with other puzzles
         target = None
         with torch.no_grad():
             steps, last = carry.steps + 1, carry.steps + 1 >= self.model.sizes.halt_max_steps
@@ -130,6 +131,7 @@ class ActObjective(Objective):
 
     @staticmethod
     def _trainable_ids(batch: Batch) -> Tensor:
+        # padding trains no row of the table: a row that is looked up decays
         return torch.where((batch["labels"] != IGNORE).any(-1), batch["puzzle_identifiers"], -1)
 
     def _choose_to_halt(self, q_B2: Tensor, steps: Tensor, last: Tensor, ctx: Context) -> Tensor:
@@ -137,6 +139,7 @@ class ActObjective(Objective):
         if sizes.halt_max_steps == 1:
             return last
         wants = self.model.wants_to_halt(q_B2)
+        # without exploring, a net that halts early would never see what more steps are worth
         explores = ctx.noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
         at_least = ctx.noise.integers("explore_steps", steps.shape, 2, sizes.halt_max_steps + 1)
         return (last | wants) & (steps >= explores * at_least)
@@ -159,12 +162,14 @@ class ActObjective(Objective):
         weight_B = valid_B
         if self.training and self.step_decay < 1:
             weight_B = valid_B * self.step_decay ** (steps - 1).double()
-        divisor_B = cells_B.clamp_min(1)
+        divisor_B = cells_B.clamp_min(1)  # puzzles count alike, however many cells they have
         token_loss_B = self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B
         token_loss = (token_loss_B * weight_B).sum()
+        # the halting logit learns whether the answer is right as it stands
         halt_loss = _q_loss(q_B2[:, 0], solved_B.to(q_B2.dtype), weight_B)
         loss, weight = token_loss + 0.5 * halt_loss, valid_B.sum()
 
+        # as published, metrics count a puzzle once, when its slot halts
         done_B = halted & valid_B
         done = done_B.sum()
         metrics = {

@@ -46,6 +46,7 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
         if sizes.eval_halt:
             answer_NT, before_NT = logits_NTV.argmax(-1), answer_NT
             going_N = going_N & ~(model.wants_to_halt(q_N2) & (answer_NT == before_NT).all(-1))
+            # smaller batches, and with them less work, as puzzles leave
             stay = _rows_to_keep(going_N, len(steps_P), model.compiled)
             if not len(stay):
                 return
@@ -82,6 +83,7 @@ class Chains:
             return logits_CTV, q_C2
         score_C = q_C2[:, 0] if sizes.judge == "halting" else -_change(before, self._state)
         best_N = score_C.view(-1, sizes.chains).argmax(1)
+        # from the number of a chain within its puzzle to that among all chains
         best_N += torch.arange(0, len(score_C), sizes.chains, device=best_N.device)
         return logits_CTV[best_N], q_C2[best_N]
 

@@ -98,6 +98,7 @@ class GuessObjective(Objective):
         right_B, open_BT = carry.lost == 0, carry.board == BLANK
         digits_BT = (labels_BT - BLANK - 1).clamp_min(0).long()
         nats_BT = F.cross_entropy(logits_BTN.mT, digits_BT, reduction="none")
+        # after a wrong guess, the right digits of the other cells no longer follow from the board
         learnt_BT = open_BT & counted_BT & right_B[:, None]
         cell_loss = ((nats_BT * learnt_BT).sum(-1) / learnt_BT.sum(-1).clamp_min(1)).sum()
         value_nats_B = F.binary_cross_entropy_with_logits(
@@ -105,6 +106,7 @@ class GuessObjective(Objective):
         )
         value_loss = (value_nats_B * valid_B).sum()
 
+        # the board moves on by what this pass says, not by its gradients
         with torch.no_grad():
             played = self._play(carry, state, logits_BTN, ctx.noise)
         metrics = {
@@ -174,6 +176,7 @@ class GuessObjective(Objective):
         board_BT, cell_B, open_B = fill_in(carry.board, p_BTN, self.keys.sure, noise)
         guesses_B = open_B & (carry.steps >= self.keys.think_steps)
 
+        # the guess: drawn from the net's own probabilities, or put right
         below_BN = p_BTN[slots_B, cell_B].cumsum(-1)
         drawn_B1 = noise.uniform("digit", cell_B.shape)[:, None] * below_BN[:, -1:]
         digit_B = (below_BN <= drawn_B1).sum(-1).clamp_max(self.model.side - 1) + BLANK + 1
@@ -183,6 +186,7 @@ class GuessObjective(Objective):
         digit_B = torch.where(corrects_B, truth_B.long(), digit_B).to(board_BT.dtype)
         board_BT[slots_B, cell_B] = torch.where(guesses_B, digit_B, board_BT[slots_B, cell_B])
 
+        # a board with a wrong guess goes on for a while: the value learns from it
         wrong_B = ((board_BT != BLANK) & (labels_BT != IGNORE) & (board_BT != labels_BT)).any(-1)
         lost_B, steps_B = torch.where(wrong_B, carry.lost + 1, carry.lost), carry.steps + 1
         full_B = (carry.board != BLANK).all(-1)  # as the net has just seen it

@@ -30,6 +30,7 @@ class HRMInner(Inner):
     def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
         z_H, z_L = state
         high, low = self.sizes.H_cycles, self.sizes.L_cycles
+        # the paper's one-step gradient: what came before the last passes is taken as given
         with torch.no_grad():
             for round_ in range(high):
                 injected = z_H + x_BLD

@@ -233,6 +233,7 @@ class Inner(nn.Module):
             )
         elif sizes.pos_encodings == "learned":
             self.embed_pos = Embedding(self.positions, width, std)
+        # buffers, as published: initial states do not train
         self.register_buffer("H_init", lecun_normal(width, std=1.0))
         self.register_buffer("L_init", lecun_normal(width, std=1.0))
 
@@ -261,6 +262,7 @@ class Inner(nn.Module):
     ) -> tuple[State, Tensor, Tensor]:
         cos_sin = self.rotary_emb() if self.sizes.pos_encodings in ROPES else None
         z_H, z_L = self.recur((z_H, z_L), self.embed(tokens_BT, puzzle_BP), cos_sin)
+        # the answer is read from z_H alone; halting from its first position, which is no token
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
         return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])
 
@@ -275,7 +277,7 @@ class Inner(nn.Module):
             x_BLD = torch.cat((padded_BP.view(-1, prefix, width), x_BLD), dim=1)
         if self.sizes.pos_encodings == "learned":
             x_BLD = math.sqrt(0.5) * (x_BLD + self.embed_pos.embedding_weight)  # keeps the variance
-        return math.sqrt(width) * x_BLD
+        return math.sqrt(width) * x_BLD  # embeddings are drawn with a deviation of 1 / √width
 
 
 class RecursiveNet(nn.Module):

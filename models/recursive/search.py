@@ -148,6 +148,7 @@ def answers_by_search(
         answers.take_in(nodes, logits_NTD, value_N)
         yield answers.logits_PTV.clone(), answers.value_P - threshold
 
+        # boards that the net has seen now: puzzles without an accepted answer go on
         searched_P = answers.value_P <= threshold
         going = (searched_P[nodes.puzzle] & (nodes.board == BLANK).any(-1)).nonzero()[:, 0]
         place = states.put(state[going], waiting.state)
@@ -158,6 +159,7 @@ def answers_by_search(
         waiting = found.plus(waiting.take(searched_P[waiting.puzzle].nonzero()[:, 0]))
         if not len(waiting.puzzle):
             return
+        # the best of each puzzle are seen next, some more wait, and the rest is given up
         place_N = places(waiting.puzzle, waiting.rank)
         nodes = waiting.take((place_N < rules.beam).nonzero()[:, 0])
         later_N = (place_N >= rules.beam) & (place_N < rules.beam + rules.waiting)

@@ -111,7 +111,7 @@ class Sync:
         """
         grads = self.gradients()
         norm = self.norm(grads)
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch's clip_grad_norm_
         if factor.device.type == "cpu" and factor == 1:  # saves a pass; a GPU would be waited for
             return norm
         for grad in grads:

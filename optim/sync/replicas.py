@@ -20,7 +20,7 @@ def broadcast_from_rank_0(tensors: Mapping[str, Tensor], dist: Dist) -> None:
         return
     _check_layout(tensors, dist)
     for tensor in tensors.values():
-        message = tensor.contiguous()
+        message = tensor.contiguous()  # backends send no other; a copy is copied back
         if message.numel():
             dist.broadcast(_bytes(message))
         if message is not tensor:
