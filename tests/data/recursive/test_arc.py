@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from contract import IGNORE
+from data.recursive.puzzle_files import ARRAYS
 from data.recursive.puzzle_text import puzzle_text
 from tests.data.helpers import built, files
 from tests.data.recursive.arc_helpers import DIHEDRAL, meaning, tokens, write_folder
 
-FIELDS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
-
 
 def arrays(folder: Path, split: str) -> dict[str, np.ndarray]:
-    return {field: np.load(folder / split / f"all__{field}.npy") for field in FIELDS}
+    return {field: np.load(folder / split / f"all__{field}.npy") for field in ARRAYS}
 
 
 def test_every_image_is_what_its_name_says(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from contract import Prediction, Report
 from data.recursive.arc_votes import PASSES, ArcPairs, ArcVotes
-from data.recursive.puzzle_files import PuzzleSplit, read_split
+from data.recursive.puzzle_files import ARRAYS, PuzzleSplit, read_split
 from tests.data.helpers import built
 from tests.data.recursive.arc_helpers import DIHEDRAL, answers, meaning, write_folder
 from tests.data.recursive.helpers import source, write_dataset
@@ -34,10 +34,9 @@ BATCH = 16
 def test_what_trms_evaluator_makes_of_the_same_answers(tmp_path: Path) -> None:
     golden = np.load(GOLDEN)
     recorded = json.loads(golden["meta"].tobytes())
-    fields = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
     size = {"vocab_size": 12, "seq_len": 900, "num_puzzle_identifiers": 200}
     write_dataset(tmp_path, [[1]], "test", **size)
-    for field in fields:
+    for field in ARRAYS:
         np.save(tmp_path / "test" / f"all__{field}.npy", golden[field])
     (tmp_path / "identifiers.json").write_bytes(golden["identifiers"].tobytes())
     split = read_split("data_path=x", tmp_path, "test")
@@ -192,10 +191,10 @@ def test_a_run_leaves_a_submission(folder: Path, tmp_path: Path) -> None:
     tiny = built(tmp_path / "set", "arc", "--test", folder.parent / "in", "--num-aug", 1)
     result = train(tmp_path / "run", *small, f"data_path={tiny}", *QUIET)
     evaluations = result.directory / "evaluations"
-    votes = [
-        sum(np.load(evaluations / f"step_{step}/all/arc_votes.npz")["votes"]) for step in (1, 2, 3)
-    ]
-    assert votes == [len(np.load(tiny / "test" / "all__inputs.npy"))] * 3
+    examples = len(np.load(tiny / "test" / "all__inputs.npy"))
+    for step in (1, 2, 3):
+        votes = np.load(evaluations / f"step_{step}/all/arc_votes.npz")["votes"]
+        assert votes.sum() == examples
     submission = evaluations / "step_3/all/submission.json"
     puzzles = json.loads((tiny / "test_puzzles.json").read_text())
     for name, attempts in json.loads(submission.read_text()).items():
