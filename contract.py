@@ -1,14 +1,22 @@
 """What you implement, and what you receive: the whole contract between your code and a run.
 
-A line of research has a `Source` of data and an `Objective`: a net with its loss. The run calls
+A line of research has a `Source` of data, a net, which is any `nn.Module`, and an `Objective`, the
+net with its loss. A yaml file names each by `_target_`, beside its keys, and the run calls
 
-    source.train_batch(step, shard)      rows, as NumPy arrays by name
-    objective(batch, carry, context)     a `StepOut`: the SUM of the loss, its weight, metrics
-    objective.predict(batch)             a `Prediction`, in evaluations
+    YourSource(run, **keys of data)          run: the `RunSettings`
+    YourNet(spec, **keys of arch)            spec: the source's `Spec`
+    YourObjective(net, **keys of arch.loss)
+
+    source.train_batch(step, shard)          rows, as NumPy arrays by name
+    objective(batch, carry, context)         a `StepOut`: the SUM of the loss, its weight, metrics
+    objective.predict(batch)                 a `Prediction`, in evaluations
 
 and does all else: ranks, gradients, optimizers, checkpoints, logs. In return a batch depends on the
 seed, the step and the shard alone, and so do random numbers, which come from `Context.noise`.
-docs/your-own-code.md has a complete example, and says how the run checks yours.
+
+A small line needs `Source`, `Spec`, `RunLength`, `Examples`, `Objective`, `StepOut`, `Prediction`
+and `IGNORE`. data/README.md has a complete source, models/README.md a net with its yaml files and a
+recipe, and docs/your-own-code.md says how a run checks them.
 """
 
 # In the names of shapes: B examples of a batch
@@ -30,7 +38,10 @@ from utils import noise as noise_bits
 from utils.errors import ConfigError, full_name, kind_of
 from utils.ranks.distributed import Dist
 
-Arrays = dict[str, np.ndarray]  # rows as a source gives them; the first dimension is the example
+# Rows as a source gives them, by name; the first dimension is the example. Names are yours, but for
+# `labels`, in which rows of padding are IGNORE. Types stay as they are: give float32, where NumPy
+# makes float64; labels are integers of any size.
+Arrays = dict[str, np.ndarray]
 Batch = dict[str, Tensor]  # the same as an objective gets them
 MetricSums = Mapping[str, tuple[Tensor, Tensor]]  # by name (sum, count), of which a run logs means
 Carry = Any  # a dataclass, dict or tuple of tensors whose first dimension is the example
@@ -107,7 +118,7 @@ class Source(Protocol):
     @cached_property
     def length(self) -> RunLength:
         """How long the run is. Read on all ranks at the same time, as counting may take seconds."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{full_name(self)}: define length, as RunLength.in_steps(run)")
 
     def train_batch(self, step: int, shard: int) -> Arrays:
         """Returns the rows of one shard of one step; steps count from 0.

@@ -30,7 +30,7 @@ def make_objective(
     arch = plain(arch)
     with seeded(seed), nullcontext() if device is None else device:
         net = make({key: value for key, value in arch.items() if key != "loss"}, "arch", spec)
-        objective: Objective = make(arch["loss"], "arch.loss", net)
+        objective: Objective = make(arch.get("loss"), "arch.loss", net)
     return objective.to(device, torch.float64 if objective.dtype == torch.float64 else None)
 
 

@@ -52,8 +52,13 @@ def find(key: str, target: Any) -> Callable[..., Any]:
     module, _, name = target.rpartition(".")
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     packages = file.parents[: module.count(".")]
-    if not file.is_file() or not all((folder / "__init__.py").is_file() for folder in packages):
+    if not file.is_file():
         raise ConfigError(f"{where}: this repository has no module {module}")
+    for folder in packages:
+        if not (folder / "__init__.py").is_file():
+            raise ConfigError(
+                f"{where}: {folder.relative_to(ROOT)} has no __init__.py; add an empty one"
+            )
     here = vars(importlib.import_module(module))
     # our modules import others, and their names must not leak
     defined = [key for key, thing in here.items() if getattr(thing, "__module__", "") == module]

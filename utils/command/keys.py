@@ -128,7 +128,7 @@ def _line(path: str, section: Plain, error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             text = unknown(key)
         elif problem["type"] == "missing":
-            text = "every key is needed; do not remove it"
+            text = "is missing; every key needs a value in the yaml file"
         elif problem["msg"].startswith("Input should be "):
             text = f"must be {text}"
         said.setdefault(key, []).append(text)
