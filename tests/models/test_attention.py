@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from models import attention
 
@@ -50,7 +51,7 @@ def test_values_and_gradients_are_those_of_autograd(
         results.append((y, leaf.grad))
     step = torch.finfo(dtype).eps
     for mine, exact in zip(*results, strict=True):
-        torch.testing.assert_close(mine.double(), exact, rtol=2 * step, atol=2 * step)
+        assert_close(mine.double(), exact, rtol=2 * step, atol=2 * step)
 
 
 @pytest.mark.parametrize(
@@ -75,4 +76,4 @@ def test_long_causal_attention_by_blocks_is_that_of_float64(
     step = 8 * torch.finfo(dtype).eps
     for mine, exact in zip(*results, strict=True):
         assert mine.dtype == dtype
-        torch.testing.assert_close(mine.double(), exact, rtol=step, atol=step)
+        assert_close(mine.double(), exact, rtol=step, atol=step)

@@ -10,6 +10,7 @@ import torch.nn.attention.varlen
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
+from torch.testing import assert_close
 
 from contract import Spec
 from models import documents
@@ -84,7 +85,7 @@ def test_bounds_attend_as_a_mask_does(key_heads: int, monkeypatch: pytest.Monkey
         results.append((mixed, query.grad, key.grad, value.grad))
     step = 4 * torch.finfo(torch.bfloat16).eps
     for mine, exact in zip(*results, strict=True):
-        torch.testing.assert_close(mine.double(), exact, rtol=step, atol=step)
+        assert_close(mine.double(), exact, rtol=step, atol=step)
 
 
 def test_pytorchs_kernel_takes_these_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,5 +121,5 @@ def test_other_documents_are_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> 
     for documents_BL in (DOCUMENTS, OTHERS):
         mine = compiled(tokens, documents_BL)
         seen.append(counter.frame_count)
-        torch.testing.assert_close(mine, net(tokens, documents_BL), rtol=0.03, atol=0.03)
+        assert_close(mine, net(tokens, documents_BL), rtol=0.03, atol=0.03)
     assert seen[0] == seen[1] > 0

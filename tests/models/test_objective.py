@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import pretrain
 from contract import Context, Noise, RunSettings, Spec
@@ -177,7 +178,7 @@ def test_the_guide_s_objective_counts_well_predicted_tokens_less() -> None:
     batch["labels"][0, 1] = -100
     context = Context(0.0, Noise(0, 0, range(1)))
     same, focal = (example["Focal"](plain.model, gamma=gamma, **keys) for gamma in (0.0, 2.0))
-    torch.testing.assert_close(same(batch, None, context).loss, plain(batch, None, context).loss)
+    assert_close(same(batch, None, context).loss, plain(batch, None, context).loss)
     assert 0 < focal(batch, None, context).loss < plain(batch, None, context).loss
     assert focal(batch, None, context).weight == 7
     assert focal.predict(batch).metrics == plain.predict(batch).metrics

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from optim.adam_atan2 import AdamATan2
 
@@ -35,4 +36,4 @@ def test_equals_the_formula_over_several_steps():
             )
         optimizer.step()
     for p, (value, _, _) in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(p.double(), value, atol=1e-6, rtol=1e-6)
+        assert_close(p.double(), value, atol=1e-6, rtol=1e-6)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from optim.averages import EMA
 
@@ -36,7 +37,7 @@ def test_an_average_follows_its_rate(rate, warms_up):
         ]
         with ema.applied():
             averages = [weights.double() for weights in weights_of(net)]
-        torch.testing.assert_close(averages, expected, atol=2e-6, rtol=2e-6)
+        assert_close(averages, expected, atol=2e-6, rtol=2e-6)
 
 
 def test_weights_come_back_bit_by_bit_even_after_an_exception():
@@ -62,4 +63,4 @@ def test_average_of_low_precision_weights_is_kept_in_float32():
     p.data.fill_(1)
     for _ in range(3):
         ema.update()
-    torch.testing.assert_close(ema.state()["dense/p"], torch.full((4,), 1 - 0.999**3))
+    assert_close(ema.state()["dense/p"], torch.full((4,), 1 - 0.999**3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from optim.muon import Muon, orthogonal
 
@@ -17,29 +18,21 @@ def test_steps_are_those_of_pytorch_in_another_precision(
     shape: tuple[int, int], nesterov: bool
 ) -> None:
     torch.manual_seed(0)
-    start = torch.randn(shape)
-    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    keys = {
-        "lr": 0.02,
-        "momentum": 0.9,
-        "weight_decay": 0.1,
-        "nesterov": nesterov,
-        "adjust_lr_fn": "original",
-    }
-    pair = [
-        (kind([("w", parameter)], **keys), parameter)
-        for kind, parameter in ((Muon, ours), (torch.optim.Muon, theirs))
-    ]
-    for _ in range(5):
-        grad = torch.randn(shape)
-        for optimizer, parameter in pair:
+    start, grads = torch.randn(shape), torch.randn(5, *shape)
+    ends, momenta = [], []
+    for kind in (Muon, torch.optim.Muon):
+        parameter = nn.Parameter(start.clone())
+        keys = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "adjust_lr_fn": "original"}
+        optimizer = kind([("w", parameter)], nesterov=nesterov, **keys)
+        for grad in grads:
             parameter.grad = grad.clone()
             optimizer.step()
+        ends.append(parameter.detach())
+        momenta.append(optimizer.state[parameter]["momentum_buffer"])
+    ours, theirs = ends
     moved = (theirs - start).abs().max()
     assert (ours - theirs).abs().max() < 0.05 * moved  # bfloat16 keeps eight bits
-    assert torch.allclose(
-        *(optimizer.state[parameter]["momentum_buffer"] for optimizer, parameter in pair)
-    )
+    assert torch.allclose(*momenta)
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 64), (64, 8)])
@@ -53,4 +46,4 @@ def test_what_it_makes_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
     wanted_left, _, wanted_right = torch.linalg.svd(
         orthogonal(made, COEFFICIENTS, 5, 1e-7), full_matrices=False
     )
-    torch.testing.assert_close(left @ right, wanted_left @ wanted_right)  # directions stay
+    assert_close(left @ right, wanted_left @ wanted_right)  # directions stay

@@ -38,8 +38,8 @@ class Training:
         for group in self.optimizer.param_groups:
             group["base_lr"] = 0.05
         self.state = OptimizerState([self.optimizer], self.parameters)
-        for each in swapping([self.optimizer]):
-            each.train()
+        for swapped in swapping([self.optimizer]):
+            swapped.train()
 
     def steps(self, first: int, stop: int) -> None:
         for step in range(first, stop):
@@ -78,8 +78,8 @@ def test_a_restored_optimizer_goes_on_to_the_bit(kind: str, half: int) -> None:
     with torch.no_grad():
         for name, parameter in resumed.parameters.items():
             parameter.copy_(saved[name])
-    for each in swapping([resumed.optimizer]):
-        each.train()
+    for swapped in swapping([resumed.optimizer]):
+        swapped.train()
     resumed.steps(half, STEPS)
     assert_same_bits(straight.held(), resumed.held())
 

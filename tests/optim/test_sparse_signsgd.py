@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from models.sparse_embedding import SparseEmbedding
 from optim.sparse_signsgd import SparseSignSGD
@@ -43,7 +44,7 @@ def test_equals_dense_sign_sgd_with_duplicates_micro_batches_and_padding():
             looked_up.append((ids, factors))
         expected = dense_step(expected, looked_up)
         optimizer.step()
-        torch.testing.assert_close(table.weights, expected, atol=1e-7, rtol=0)
+        assert_close(table.weights, expected, atol=1e-7, rtol=0)
     assert torch.equal(table.weights[8:], make()[0].weights[8:]), (
         "rows that nobody looked up must not move"
     )

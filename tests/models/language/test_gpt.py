@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
+from torch.testing import assert_close
 
 from contract import IGNORE, Context, Noise, Spec
 from models.language import llama
@@ -64,8 +65,8 @@ def test_nobody_sees_the_future_or_another_document(kv_heads: int) -> None:
     assert (before[:, 7:] - after[:, 7:]).abs().amin(-1).amax() > 0
     batch["documents"] = torch.tensor([0] * 5 + [1] * 7).expand(3, -1)
     apart = scores(objective, batch)
-    torch.testing.assert_close(apart[:, :5], scores(objective, {"inputs": batch["inputs"][:, :5]}))
-    torch.testing.assert_close(
+    assert_close(apart[:, :5], scores(objective, {"inputs": batch["inputs"][:, :5]}))
+    assert_close(
         apart[:, 5:], scores(objective, {"inputs": batch["inputs"][:, 5:]}), rtol=1e-4, atol=1e-4
     )
 
@@ -79,7 +80,7 @@ def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
     plain.loss.backward()
     assert int(plain.weight) == 43
     logits = scores(make(**keys), batch)
-    torch.testing.assert_close(
+    assert_close(
         plain.loss,
         F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten().long(), reduction="sum"),
     )
@@ -88,8 +89,8 @@ def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
         first(batch, None, NOTHING).loss.backward()
         out = other(batch, None, NOTHING)
         out.loss.backward()
-        torch.testing.assert_close(out.loss, plain.loss)
-        torch.testing.assert_close(
+        assert_close(out.loss, plain.loss)
+        assert_close(
             [p.grad for p in other.parameters()],
             [p.grad for p in first.parameters()],
             rtol=1e-4,
@@ -104,11 +105,11 @@ def test_a_z_loss_is_added_in_training_and_counts_in_no_evaluation(chunk: int | 
     other.chunk_tokens, other.z_loss = chunk, 0.01
     without, out = plain(batch, None, NOTHING), other(batch, None, NOTHING)
     logs = torch.logsumexp(scores(plain, batch), -1)[batch["labels"] != IGNORE]
-    torch.testing.assert_close(out.loss, without.loss + 0.01 * logs.square().sum())
-    torch.testing.assert_close(other.predict(batch).metrics["loss"][0], without.loss.detach())
+    assert_close(out.loss, without.loss + 0.01 * logs.square().sum())
+    assert_close(other.predict(batch).metrics["loss"][0], without.loss.detach())
     out.loss.backward()
     without.loss.backward()
-    torch.testing.assert_close(out.metrics["log_z2"], (logs.square().sum(), without.weight))
+    assert_close(out.metrics["log_z2"], (logs.square().sum(), without.weight))
     first, second = (each.model.lm_head.weight.grad for each in (plain, other))
     assert not torch.allclose(first, second), "it pulls at the logits"
 
@@ -219,7 +220,7 @@ def test_norms_without_weights_are_exported_as_qwen3s_with_ones(tmp_path: Path) 
         logits = theirs(batch["inputs"].long()).logits
     expected = scores(ours, batch)
     assert expected.std() > 0.1, "logits this small show little"
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     read = ours.published(str(tmp_path))
     assert all(torch.equal(read[name], tensor) for name, tensor in saved_tensors(ours).items())
     with pytest.raises(ConfigError, match=r"holds another net; add arch.qk_norm=True"):

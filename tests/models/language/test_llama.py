@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 
 from contract import Spec
 from models.language import llama, targets
@@ -93,7 +94,7 @@ def test_logits_are_those_of_transformers_in_and_out(kind: str, tmp_path: Path) 
     expected = said_by(published(tmp_path / "theirs", kind))
     assert expected.std() > 0.1, "logits this small show little"
     frozen = targets.load_frozen(str(tmp_path / "theirs"), SPEC, "float32", (GPT,), "")
-    torch.testing.assert_close(our_logits(frozen.net), expected, rtol=1e-5, atol=2e-5)
+    assert_close(our_logits(frozen.net), expected, rtol=1e-5, atol=2e-5)
 
     keys = llama.arch_in(tmp_path / "theirs")
     ours = make_objective("gpt", SPEC, **keys)
@@ -105,7 +106,7 @@ def test_logits_are_those_of_transformers_in_and_out(kind: str, tmp_path: Path) 
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     name = KINDS[kind][0].replace("Mistral", "Llama")
     assert type(again).__name__ == f"{name}ForCausalLM"
-    torch.testing.assert_close(said_by(again), expected, rtol=1e-5, atol=2e-5)
+    assert_close(said_by(again), expected, rtol=1e-5, atol=2e-5)
 
 
 def test_a_config_of_transformers_4_is_read_as_one_of_5(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from contract import IGNORE, Context, Noise, Spec
 from models.latent.compress import Compress
@@ -55,11 +56,11 @@ def test_all_but_the_model_trains(make: Any) -> None:
 def test_latents_by_hand(make: Any) -> None:
     model, passage = make().model, batch_of(5)["inputs"][:, :PASSAGE]
     embedded = model.net.embed(passage)[:, -LATENTS:]
-    torch.testing.assert_close(model.encode(passage), embedded)
+    assert_close(model.encode(passage), embedded)
     nn.init.normal_(model.map.weight)
     size = model.net.embed_tokens.embedding_weight.square().mean().sqrt()
     wanted = embedded + size * model.map(model.net(passage)[:, -LATENTS:])
-    torch.testing.assert_close(model.encode(passage), wanted)
+    assert_close(model.encode(passage), wanted)
 
 
 def test_evaluations_compare_latents_with_what_the_model_reads_instead(make: Any) -> None:
@@ -74,13 +75,9 @@ def test_evaluations_compare_latents_with_what_the_model_reads_instead(make: Any
         for way, kept in {"none": 0, "last": LATENTS, "whole": PASSAGE}.items():
             logits = net.logits(net(batch["inputs"][:, PASSAGE - kept :]))[:, kept:]
             nats[way] = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-            torch.testing.assert_close(found[f"loss_{way}"], (nats[way], torch.tensor(14)))
-    torch.testing.assert_close(
-        found["share_last"], (nats["none"] - nats["last"], nats["none"] - nats["whole"])
-    )
-    torch.testing.assert_close(
-        found["share"], (nats["none"] - found["loss"][0], nats["none"] - nats["whole"])
-    )
+            assert_close(found[f"loss_{way}"], (nats[way], torch.tensor(14)))
+    assert_close(found["share_last"], (nats["none"] - nats["last"], nats["none"] - nats["whole"]))
+    assert_close(found["share"], (nats["none"] - found["loss"][0], nats["none"] - nats["whole"]))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from contract import IGNORE, Context, Noise, Spec
 from models.layers import SwiGLU, gated_width, rotate
@@ -110,10 +111,8 @@ def test_slots_do_not_see_each_other(name: str) -> None:
         mine = [{key: rows[4 * i : 4 * i + 4] for key, rows in batch.items()} for batch in batches]
         parts = steps(objective, mine, shards=[i])
         for out, part in zip(outs, parts, strict=True):
-            torch.testing.assert_close(
-                out.carry.steps[4 * i : 4 * i + 4], part.carry.steps, rtol=0, atol=0
-            )
-            torch.testing.assert_close(
+            assert_close(out.carry.steps[4 * i : 4 * i + 4], part.carry.steps, rtol=0, atol=0)
+            assert_close(
                 out.carry.state[0][4 * i : 4 * i + 4], part.carry.state[0], rtol=1e-4, atol=1e-4
             )
 
@@ -135,7 +134,7 @@ def test_later_steps_weigh_less() -> None:
     plain = steps(make("hrm", **keys), batches)
     decayed = steps(make("hrm", loss={"step_decay": 0.7}, **keys), batches)
     for weight, one, other in zip((1.0, 0.7), plain, decayed, strict=True):
-        torch.testing.assert_close(other.loss, weight * one.loss, check_dtype=False)
+        assert_close(other.loss, weight * one.loss, check_dtype=False)
         assert int(other.weight) == 8
 
 
@@ -158,7 +157,7 @@ def test_puzzles_begin_in_drawn_states_and_keep_a_share_of_them() -> None:
     rows = objective.model.puzzle_rows(puzzles["puzzle_identifiers"])
     after, _, _ = objective.model.inner(*start, puzzles["inputs"], rows)
     for old, new, got in zip(start, after, second.carry.state, strict=True):
-        torch.testing.assert_close(got, 0.25 * old + 0.75 * new, rtol=1e-4, atol=1e-4)
+        assert_close(got, 0.25 * old + 0.75 * new, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -172,7 +171,7 @@ def test_compiling_changes_no_number_and_no_key(dtype: str, apart: float) -> Non
     compiled.model.compile(dynamic=False, backend="aot_eager")
     batches = [batch_of(8, seed) for seed in range(2)]
     for a, b in zip(steps(eager, batches), steps(compiled, batches), strict=True):
-        torch.testing.assert_close(a.loss, b.loss, rtol=apart, atol=0)
+        assert_close(a.loss, b.loss, rtol=apart, atol=0)
         a.loss.backward()
         b.loss.backward()
     for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):
@@ -186,8 +185,8 @@ def test_bfloat16_and_float64_follow_float32() -> None:
     batch = batch_of(8)
     base = steps(make("trm"), [batch])[0].loss
     double = make("trm", forward_dtype="float64")
-    torch.testing.assert_close(steps(double, [batch])[0].loss, base.double(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
+    assert_close(steps(double, [batch])[0].loss, base.double(), rtol=1e-4, atol=1e-4)
+    assert_close(
         steps(make("trm", forward_dtype="bfloat16"), [batch])[0].loss.float(),
         base.float(),
         rtol=0.05,
@@ -201,7 +200,7 @@ def test_the_gated_product_may_be_normed() -> None:
     gate, up = mlp.gate_up_proj(x).chunk(2, -1)
     product = gate * up
     normed = product / (product.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    torch.testing.assert_close(mlp(x), mlp.down_proj(torch.sigmoid(gate) * normed))
+    assert_close(mlp(x), mlp.down_proj(torch.sigmoid(gate) * normed))
     assert mlp.gate_up_proj.weight.shape == (2 * 12, 8), (
         "two thirds of 16, rounded up to a multiple of 4"
     )
@@ -221,7 +220,7 @@ def test_a_part_of_the_target_is_spread_over_all_tokens(loss: str) -> None:
         labels == IGNORE, 0.0, every.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
     )
     spread = torch.where(labels == IGNORE, 0.0, every.mean(-1))
-    torch.testing.assert_close(
+    assert_close(
         LOSSES[loss](logits, labels, 0.2).double(),
         (0.8 * chosen + 0.2 * spread).double(),
         rtol=1e-6,

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from contract import Noise
 from tests.models.recursive.test_act import batch_of, make
@@ -66,12 +67,8 @@ def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(
     )
     taken = [step for *_, step in expected]
     assert len(set(taken)) > 2, "all puzzles took the same number of steps: the test shows nothing"
-    torch.testing.assert_close(
-        prediction.outputs["logits"], torch.cat([logits for logits, *_ in expected])
-    )
-    torch.testing.assert_close(
-        prediction.outputs["q_halt_logits"], torch.cat([q[:, 0] for _, q, _ in expected])
-    )
+    assert_close(prediction.outputs["logits"], torch.cat([logits for logits, *_ in expected]))
+    assert_close(prediction.outputs["q_halt_logits"], torch.cat([q[:, 0] for _, q, _ in expected]))
     assert [int(number) for number in prediction.metrics["steps"]] == [sum(taken), 40]
     assert prediction.outputs["right_by_step"].shape == (40, STEPS)
     late = torch.tensor(taken).clamp_max(STEPS - 1)
@@ -109,5 +106,5 @@ def test_the_best_of_several_chains_answers(judge: str) -> None:
         change = torch.cat([(z - old).flatten(1) for z, old in zip(state, before, strict=True)], 1)
         best = int(q[:, 0].argmax() if judge == "halting" else change.norm(dim=1).argmin())
         chosen.add(best)
-        torch.testing.assert_close(answers["logits"][row], logits[best])
+        assert_close(answers["logits"][row], logits[best])
     assert len(chosen) > 2, "nearly always the same chain: the test shows nothing"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from contract import Context, Noise, Spec
 from models.objective import tables_of
@@ -69,7 +70,7 @@ class Recording:
             1e-5 * self.looser,
             atol * self.looser,
         )
-        torch.testing.assert_close(
+        assert_close(
             value.cpu().double(), recorded, rtol=rtol, atol=atol, msg=lambda m: f"{key}: {m}"
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.testing import assert_close
 
 from contract import Noise, Spec
 from data.recursive.maze import FREE, GOAL, PATH, START, WALL, generate, search
@@ -56,7 +57,7 @@ def test_two_steps_are_one_of_twice_the_length_once_the_values_stand() -> None:
     state, first = step(short)
     _, second = step(short, state)
     _, whole = step(long)
-    torch.testing.assert_close(second, whole)
+    assert_close(second, whole)
     assert (first - second).abs().max() > 0.1
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from contract import Context, Noise, Spec
 from data.recursive.sudoku_boards import generate
@@ -128,7 +129,7 @@ def test_losses_by_hand() -> None:
             digits = (batch["labels"][row] - BLANK - 1).tolist()
             nats = [-logits[row, at].log_softmax(-1)[digits[at]] for at in open_cells]
             expected = expected + sum(nats) / len(nats)
-    torch.testing.assert_close(out.loss, expected)
+    assert_close(out.loss, expected)
     assert int(out.weight) == 4
 
 
@@ -141,7 +142,7 @@ def test_slots_do_not_see_each_other() -> None:
             whole, steps(make(), 6, shards=[shard], part=rows), strict=True
         ):
             assert torch.equal(out.carry.board[rows], part.carry.board)
-            torch.testing.assert_close(out.carry.state[rows], part.carry.state)
+            assert_close(out.carry.state[rows], part.carry.state)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.testing import assert_close
 
 from models.recursive.search import Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK
@@ -91,8 +92,8 @@ def test_more_puzzles_than_fit_at_once_are_each_searched_as_alone() -> None:
         *_, (alone, own_margin) = answers_by_search(
             MadeUpNet(1), {"inputs": puzzles[row : row + 1]}, Rules(**RULES)
         )
-        torch.testing.assert_close(together[row], alone[0])
-        torch.testing.assert_close(margin[row], own_margin[0])
+        assert_close(together[row], alone[0])
+        assert_close(margin[row], own_margin[0])
 
 
 def test_a_padded_row_takes_one_step() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from contract import Spec
 from data.recursive.sudoku_boards import cell_permutations, digit_permutations
@@ -52,8 +53,8 @@ def test_answers_move_with_the_board_under_every_symmetry(side: int) -> None:
         _, logits, value = net(net.fresh_state(boards), known)
         _, of_images, value_of_images = net(net.fresh_state(boards), image(known))
     assert logits.std() > 0.1, "the net says the same of all options: the test shows nothing"
-    torch.testing.assert_close(of_images, image(logits))
-    torch.testing.assert_close(value_of_images, value)
+    assert_close(of_images, image(logits))
+    assert_close(value_of_images, value)
 
 
 def test_a_board_that_is_no_image_has_other_answers() -> None:

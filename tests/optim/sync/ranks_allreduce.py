@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from models.sparse_embedding import SparseEmbedding
 from optim.sparse_signsgd import SparseSignSGD
@@ -25,6 +26,9 @@ from utils.ranks.distributed import Dist
 
 SHARDS = 8
 ALONE = Dist()
+# of gradients: large ones cancel and swallow small ones on the way, so the order of adding decides
+# the sign of the sum
+FACTORS = torch.tensor([1e8, -1e8, 1.0, -1.0, 3.0])
 
 
 class Net(nn.Module):
@@ -58,9 +62,10 @@ def build_net(reach_all: bool = False) -> Net:
     return Net(reach_all)
 
 
-def reduced(net: nn.Module, dist: Dist, step: int, parts: int) -> dict[str, Tensor]:
+def reduced(
+    net: nn.Module, reducer: AllReduce, dist: Dist, step: int, parts: int
+) -> dict[str, Tensor]:
     """Gradients of a step whose shards this rank works through in `parts` micro-batches."""
-    reducer = reducers[net]
     reducer.zero()
     owned = [list(dist.owned_shards(SHARDS))[part::parts] for part in range(parts)]
     for part in owned[:-1]:
@@ -69,9 +74,6 @@ def reduced(net: nn.Module, dist: Dist, step: int, parts: int) -> dict[str, Tens
         torch.stack([shard_loss(net, step, shard) for shard in owned[-1]]).sum().backward()
     assert reducer.finish([torch.tensor(4.0 * len(dist.owned_shards(SHARDS)))]) == 4.0 * SHARDS
     return {name: p.grad.clone() for name, p in net.named_parameters()}
-
-
-reducers: dict[nn.Module, AllReduce] = {}
 
 
 def reducer_of(net: nn.Module, dist: Dist) -> AllReduce:
@@ -84,23 +86,20 @@ def gradients_equal_one_process(dist: Dist) -> None:
     """Any number of ranks and micro-batches gives the gradients of one process."""
     for reach_all in (False, True):
         alone, net = build_net(reach_all), build_net(reach_all)
-        reducers[alone], reducers[net] = reducer_of(alone, ALONE), reducer_of(net, dist)
+        of_alone, reducer = reducer_of(alone, ALONE), reducer_of(net, dist)
         for step, parts in enumerate((1, 2, 1)):
-            expected, got = reduced(alone, ALONE, step, 1), reduced(net, dist, step, parts)
-            for name in expected:
-                tolerance = 2e-2 if expected[name].dtype == torch.bfloat16 else 1e-6
-                torch.testing.assert_close(
-                    got[name],
-                    expected[name],
-                    atol=tolerance,
-                    rtol=tolerance,
-                    msg=lambda m, n=name: f"{n}: {m}",
+            expected = reduced(alone, of_alone, ALONE, step, 1)
+            got = reduced(net, reducer, dist, step, parts)
+            for name, wanted in expected.items():
+                near = 2e-2 if wanted.dtype == torch.bfloat16 else 1e-6
+                assert_close(
+                    got[name], wanted, atol=near, rtol=near, msg=lambda m, n=name: f"{n}: {m}"
                 )
             assert got["first.weight"].abs().sum() > 0
             assert got["unused"].any() == reach_all, "a parameter without a gradient must be zero"
             check_same(got, dist)
-        assert reducers[net].take_wait_s() > 0
-        assert reducers[net].take_wait_s() == 0, "reading resets it"
+        assert reducer.take_wait_s() > 0
+        assert reducer.take_wait_s() == 0, "reading resets it"
 
 
 def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
@@ -135,8 +134,8 @@ def uneven_participation(dist: Dist) -> None:
             (a.sum() if dist.rank == 1 else b.sum()).backward()
     total = sum(range(dist.world_size))
     assert reducer.finish([float(dist.rank)]) == total
-    torch.testing.assert_close(a.grad, torch.full((1000,), 1.0 / total))
-    torch.testing.assert_close(b.grad, torch.full((1000,), (dist.world_size - 2) / total))
+    assert_close(a.grad, torch.full((1000,), 1.0 / total))
+    assert_close(b.grad, torch.full((1000,), (dist.world_size - 2) / total))
     reducer.zero()
     reducer.finish([0.0])
     assert not a.grad.any(), "a step that weighs nothing"
@@ -194,9 +193,9 @@ def clipping_is_identical(dist: Dist) -> None:
     for copy, p in zip(copies, net.parameters(), strict=True):
         copy.grad = p.grad.clone()
     norm = nn.utils.clip_grad_norm_(copies, 0.01)
-    torch.testing.assert_close(reducer.clip(0.01), norm)
+    assert_close(reducer.clip(0.01), norm)
     for copy, p in zip(copies, net.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, copy.grad)
+        assert_close(p.grad, copy.grad)
     check_same({name: p.grad for name, p in net.named_parameters()}, dist)
 
 
@@ -213,7 +212,7 @@ def replaced_gradients_are_taken(dist: Dist) -> None:
         net.first.bias.grad = None
         reducer.finish([1.0])
         mean = (dist.world_size - 1) / 2  # of the ranks' numbers
-        torch.testing.assert_close(net.first.weight.grad, torch.full((300, 5), mean))
+        assert_close(net.first.weight.grad, torch.full((300, 5), mean))
         zeros = net.first.bias.grad
         assert zeros is not None
         assert not zeros.any()
@@ -234,20 +233,12 @@ def sparse_tables_become_the_same(dist: Dist) -> str:
             if step == 3 and shard < 4:
                 continue  # the first ranks look nothing up
             generator = torch.Generator().manual_seed(100 * step + shard)
-            ids = (
-                torch.randint(-1, 4, (4,), generator=generator)
-                if step != 4
-                else torch.full((4,), -1)
-            )
-            # Large ones cancel and swallow small ones on the way: the order of adding decides the
-            # sign of the sum.
-            factors = torch.tensor([1e8, -1e8, 1.0, -1.0, 3.0])[
-                torch.randint(0, 5, (4, 4), generator=generator)
-            ]
-            looked_up.append((ids, factors))
+            ids = torch.randint(-1, 4, (4,), generator=generator)
+            if step == 4:
+                ids = torch.full((4,), -1)
+            looked_up.append((ids, FACTORS[torch.randint(0, 5, (4, 4), generator=generator)]))
         for ids, factors in looked_up:
-            rows = table(ids)
-            (rows * factors).sum().backward()
+            (table(ids) * factors).sum().backward()
         optimizer.step()
     return hashlib.sha256(table.weights.numpy().tobytes()).hexdigest()
 
