@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from utils.files import open_plain
 
 SUFFIXES = (".jsonl", ".parquet", ".txt")
 ROWS_AT_ONCE = 1024  # rows of Parquet read at once
+
+ALL = range(sys.maxsize)  # rows of a file, however many it has
 
 # a row's number, text and size in bytes; after the last row, the number of rows and None
 Row = tuple[int, str | None, int]
@@ -42,10 +45,10 @@ class TextFiles:
         except OSError as error:
             raise _unreadable(self.where, error) from None
 
-    def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
-        """Yields every `step`-th row of a file, from row `start` on."""
+    def rows(self, file: int, wanted: range) -> Iterator[Row]:
+        """Yields the wanted rows of a file."""
         path = self._paths[file]
-        return read_file(f"data_path={path}", path, self._field, start, step)
+        return read_file(f"data_path={path}", path, self._field, wanted)
 
 
 class HubTexts:
@@ -63,14 +66,15 @@ class HubTexts:
         """The number of files: nothing tells what is in them without reading them."""
         return str(len(self))
 
-    def rows(self, file: int, start: int = 0, step: int = 1) -> Iterator[Row]:
-        """Yields every `step`-th row of a file, from row `start` on."""
-        row = 0
+    def rows(self, file: int, wanted: range) -> Iterator[Row]:
+        """Yields the wanted rows of a file."""
+        rows = 0
         try:
-            for row, content in enumerate(self._dataset.shard(len(self), file), 1):
-                if row > start and (row - 1 - start) % step == 0:
-                    text = text_of(f"{self.where}: row {row}", content, self._field)
-                    yield row - 1, text, len(text)
+            for row, content in enumerate(self._dataset.shard(len(self), file)):
+                rows = row + 1
+                if row in wanted:
+                    text = text_of(f"{self.where}: row {rows}", content, self._field)
+                    yield row, text, len(text)
         except ConfigError:
             raise
         except Exception as error:
@@ -78,7 +82,7 @@ class HubTexts:
                 f"{self.where}: cannot be read any further ({brief(error)}); start again to"
                 " continue from the last checkpoint"
             ) from None
-        yield row, None, 0
+        yield rows, None, 0
 
 
 class Documents:
@@ -111,8 +115,9 @@ class Documents:
 
     def __iter__(self) -> Iterator[str]:
         while self.file < len(self._files):
-            rows = 0
-            for row, text, _ in self._texts.rows(self._files[self.file], self.row, self.step):
+            rows = 0  # of the file
+            wanted = range(self.row, sys.maxsize, self.step)
+            for row, text, _ in self._texts.rows(self._files[self.file], wanted):
                 if text is None:
                     rows = row
                     break
@@ -122,17 +127,17 @@ class Documents:
             self.file, self.row = self.file + 1, self.row - rows
 
 
-def read_file(where: str, path: Path, field: str, start: int = 0, step: int = 1) -> Iterator[Row]:
-    """Yields every `step`-th row of a file, from row `start` on."""
+def read_file(where: str, path: Path, field: str, wanted: range = ALL) -> Iterator[Row]:
+    """Yields the wanted rows of a file."""
     kind = path.suffix.lower()
     try:
         if kind == ".jsonl":
-            yield from _lines(where, path, field, start, step)
+            yield from _lines(where, path, field, wanted)
         elif kind == ".parquet":
-            yield from _parquet_rows(where, path, field, start, step)
+            yield from _parquet_rows(where, path, field, wanted)
         else:
             with open_plain(path) as file:
-                if start == 0:
+                if 0 in wanted:
                     text = file.readall().decode()
                     yield 0, text.replace("\r\n", "\n").replace("\r", "\n"), file.tell()
             yield 1, None, 0
@@ -140,14 +145,14 @@ def read_file(where: str, path: Path, field: str, start: int = 0, step: int = 1)
         raise _unreadable(where, error) from None
 
 
-def _lines(where: str, path: Path, field: str, start: int, step: int) -> Iterator[Row]:
+def _lines(where: str, path: Path, field: str, wanted: range) -> Iterator[Row]:
     row = 0
     open_plain(path).close()
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.isspace():
                 continue
-            if row >= start and (row - start) % step == 0:  # others are not parsed
+            if row in wanted:  # others are not parsed
                 try:
                     content = json.loads(line)
                 except (ValueError, RecursionError) as error:
@@ -159,7 +164,7 @@ def _lines(where: str, path: Path, field: str, start: int, step: int) -> Iterato
     yield row, None, 0
 
 
-def _parquet_rows(where: str, path: Path, field: str, start: int, step: int) -> Iterator[Row]:
+def _parquet_rows(where: str, path: Path, field: str, wanted: range) -> Iterator[Row]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -170,12 +175,12 @@ def _parquet_rows(where: str, path: Path, field: str, start: int, step: int) -> 
             # groups of rows before the first one that is wanted are not read
             groups = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             row = skipped = 0
-            while skipped < len(groups) and row + groups[skipped] <= start:
+            while skipped < len(groups) and row + groups[skipped] <= wanted.start:
                 row, skipped = row + groups[skipped], skipped + 1
-            wanted = range(skipped, len(groups))
-            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=wanted, columns=[field]):
+            left = range(skipped, len(groups))
+            for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=left, columns=[field]):
                 for text in batch.column(0).to_pylist():
-                    if row >= start and (row - start) % step == 0:
+                    if row in wanted:
                         text = text_of(f"{where}: row {row + 1}", {field: text}, field)
                         yield row, text, len(text)
                     row += 1
