@@ -41,17 +41,14 @@ class Order:
     def visits(self, start: int, stop: int) -> np.ndarray:
         """Returns the numbers visited at positions start … stop - 1."""
         size = self._epochs_per_block * self.items
-        numbers = range(start // size, (stop - 1) // size + 1)
-        # Only what this call needs is kept: mostly one block, and two where an epoch ends within a
+        blocks, pieces = {}, []
+        for number in range(start // size, (stop - 1) // size + 1):
+            drawn = self._blocks.get(number)
+            blocks[number] = block = self._draw(number) if drawn is None else drawn
+            pieces.append(block[max(0, start - number * size) : stop - number * size])
+        # Only what this call needed is kept: mostly one block, and two where an epoch ends within a
         # step. That of a large corpus is a single epoch, of 4 bytes for each item.
-        self._blocks = {
-            number: self._blocks[number] if number in self._blocks else self._draw(number)
-            for number in numbers
-        }
-        pieces = [
-            block[max(0, start - number * size) : stop - number * size]
-            for number, block in self._blocks.items()
-        ]
+        self._blocks = blocks
         return np.concatenate(pieces, dtype=np.int64)
 
     def _draw(self, block: int) -> np.ndarray:

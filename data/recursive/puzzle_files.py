@@ -22,7 +22,7 @@ from contract import IGNORE
 from data.files import content_hash, open_array, read_json
 from utils.errors import ConfigError, brief
 
-# and their dimensions
+# the arrays of a set, and their dimensions
 ARRAYS = {
     "inputs": 2,
     "labels": 2,
@@ -169,45 +169,34 @@ def _read_set(key: str, folder: Path, split: str, name: str) -> PuzzleSet:
 
 
 def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
-    rows = len(puzzle_set.inputs)
-    if puzzle_set.inputs.shape[1] != metadata.seq_len:
+    inputs, labels = puzzle_set.inputs, puzzle_set.labels
+    if inputs.shape[1] != metadata.seq_len:
         raise _damaged(
             f"{where}__inputs.npy",
-            f"has rows of {puzzle_set.inputs.shape[1]}, but seq_len is {metadata.seq_len}",
+            f"has rows of {inputs.shape[1]}, but seq_len is {metadata.seq_len}",
         )
-    if puzzle_set.labels.shape != puzzle_set.inputs.shape:
+    if labels.shape != inputs.shape:
         raise _damaged(
-            f"{where}__labels.npy",
-            f"has shape {puzzle_set.labels.shape}, but inputs {puzzle_set.inputs.shape}",
+            f"{where}__labels.npy", f"has shape {labels.shape}, but inputs {inputs.shape}"
         )
-    puzzles = len(puzzle_set.puzzle_identifiers)
-    _check_indices(
-        f"{where}__puzzle_indices.npy", puzzle_set.puzzle_indices, puzzles, rows, "puzzles", "rows"
-    )
-    groups = max(0, len(puzzle_set.group_indices) - 1)
-    _check_indices(
-        f"{where}__group_indices.npy",
-        puzzle_set.group_indices,
-        groups,
-        puzzles,
-        "groups",
-        "puzzles",
-    )
-    if groups and (np.diff(puzzle_set.group_indices) == 0).any():
+    puzzles, entries = len(puzzle_set.puzzle_identifiers), len(puzzle_set.puzzle_indices)
+    if entries != puzzles + 1:
+        raise _damaged(
+            f"{where}__puzzle_indices.npy",
+            f"has {entries} entries for {puzzles} puzzles, not {puzzles + 1}",
+        )
+    _check_rise(f"{where}__puzzle_indices.npy", puzzle_set.puzzle_indices, len(inputs), "rows")
+    _check_rise(f"{where}__group_indices.npy", puzzle_set.group_indices, puzzles, "puzzles")
+    if (np.diff(puzzle_set.group_indices) == 0).any():  # nothing could be drawn from it
         raise _damaged(f"{where}__group_indices.npy", "has a group without puzzles")
-    check_values(
-        f"{where}__puzzle_identifiers.npy",
-        puzzle_set.puzzle_identifiers,
-        metadata.num_puzzle_identifiers,
-    )
+    # an id beyond the table would end in a device fault
+    ids, bound = puzzle_set.puzzle_identifiers, metadata.num_puzzle_identifiers
+    check_values(f"{where}__puzzle_identifiers.npy", ids, bound)
 
 
-def _check_indices(
-    where: str, indices: np.ndarray, count: int, end: int, items: str, parts: str
-) -> None:
-    if len(indices) != count + 1:
-        raise _damaged(where, f"has {len(indices)} entries for {count} {items}, not {count + 1}")
-    if indices[0] != 0 or indices[-1] != end or (indices[1:] < indices[:-1]).any():
+def _check_rise(where: str, indices: np.ndarray, end: int, parts: str) -> None:
+    rises = len(indices) and indices[0] == 0 and indices[-1] == end
+    if not rises or (indices[1:] < indices[:-1]).any():
         raise _damaged(where, f"does not rise from 0 to the {end} {parts}")
 
 
