@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import sys
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from data.build.common import Parser, new_folder, progress, whole
-from data.language.text_files import Documents, HubTexts, read_file
+from data.language.text_files import Documents, HubTexts, is_held_out, read_file
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 from utils.errors import ConfigError, exit_status
 
@@ -74,9 +73,7 @@ def split_documents(
             yield "train", text[:cut], size
             yield "val", text[cut:], 0
         else:
-            # the same document is on one side only, however often it comes
-            held_out = zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32)
-            yield SPLITS[held_out], text, size
+            yield SPLITS[is_held_out(text, share)], text, size
 
 
 def batches_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[list[tuple[str, str, int]]]:

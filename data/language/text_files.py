@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,11 @@ def _parquet_rows(where: str, path: Path, field: str, wanted: range) -> Iterator
             f"{where}: cannot be read as Parquet ({brief(error)}); copy it again or remove it"
         ) from None
     yield row, None, 0
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Decides by a document's content, so that it is on one side only, however often it comes."""
+    return zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32)
 
 
 def text_of(where: str, row: Any, field: str) -> str:

@@ -10,7 +10,6 @@ document's content decides whether it is held out.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ from pydantic import Field, PositiveInt
 
 from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
 from data.language.sample import Continuation, SampleKeys, sample_set
-from data.language.text_files import Documents, HubTexts, TextFiles
+from data.language.text_files import Documents, HubTexts, TextFiles, is_held_out
 from data.language.token_files import Corpus
 from data.language.tokens import in_sequences
 from data.language.windows import HeldOut, batch_of
@@ -140,16 +139,14 @@ class StreamSource(Source):
         """Returns the tokens of the documents to train on, or of the held-out ones, each after a
         begin token.
         """
-        wanted = [text for text in texts if text and self._is_held_out(text) == held_out]
+        share = self._keys.val_share
+        wanted = [text for text in texts if text and is_held_out(text, share) == held_out]
         if not wanted:
             return []
         begin = [] if self._tokenizer.begin is None else [self._tokenizer.begin]
         return [
             np.concatenate([begin, ids]).astype(np.uint32) for ids in self._tokenizer.encode(wanted)
         ]
-
-    def _is_held_out(self, text: str) -> bool:
-        return zlib.crc32(text.encode(errors="surrogatepass")) < self._keys.val_share * (1 << 32)
 
     def _held_out(self) -> Corpus:
         """Reads the first `val_tokens` held-out tokens. The fingerprint is a hash of them, of all

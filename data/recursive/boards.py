@@ -1,6 +1,6 @@
 """Shows on the report page how a few puzzles are solved, step by step."""
 
-# N examples, T cells, R recorded steps
+# N examples, S recorded steps
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Boards:
         rows = slice(len(indices))
         cells_N = (batch["labels"][rows] != IGNORE).sum(-1)
         solved_NS = outputs["right_by_step"][rows].cpu() == cells_N[:, None]
-        # unsolved steps of a solved example: the more, the later it was solved
+        # steps in which a solved example was still unsolved; of unsolved ones, the first are shown
         waited_N = torch.where(solved_NS[:, -1], (~solved_NS).sum(1), 0).numpy()
         for solved, kept in self._kept.items():
             of_this_sort = np.flatnonzero((cells_N > 0) & (solved_NS[:, -1] == solved))
@@ -76,7 +76,7 @@ class Boards:
 
         def drawn(numbers: Sequence[int]) -> Files:
             examples = {name: tensor[list(numbers)] for name, tensor in rows.items()}
-            return boards_scene(self._kind, CAPTION, examples)
+            return boards_scene(self._kind, examples)
 
         return Report(files=fitting(chosen, drawn))
 
@@ -92,7 +92,7 @@ def in_turn(solved: Sequence[bool], most: int) -> list[int]:
     return [place for pair in pairs for place in pair if place is not None]
 
 
-def boards_scene(kind: str, caption: str, rows: Mapping[str, Tensor]) -> Files:
+def boards_scene(kind: str, rows: Mapping[str, Tensor]) -> Files:
     """Puzzles with their answers by step, one in each row; solved ones are shown first."""
     side = round(rows["inputs"].shape[1] ** 0.5)
     steps, recorded = rows["halt_margin_by_step"].shape[1], rows["answer_by_step"].shape[1]
@@ -102,7 +102,7 @@ def boards_scene(kind: str, caption: str, rows: Mapping[str, Tensor]) -> Files:
         "boards",
         "boards",
         "Boards, cell by cell" if kind == "sudoku" else "Mazes, cell by cell",
-        caption,
+        CAPTION,
         board=kind,
         side=side,
         box=list(BOXES[side]) if kind == "sudoku" else None,
@@ -121,11 +121,10 @@ def _rank(row: Mapping[str, Tensor]) -> tuple[int, int]:
 
 def example(kind: str, row: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Describes one puzzle: inputs, labels, and the answer and halting value by step."""
-    wanted = row["labels"]
-    labels = np.where(wanted == IGNORE, -1, wanted)
+    labels = np.where(row["labels"] == IGNORE, -1, row["labels"])
     answers = [characters(kind, answer) for answer in row["answer_by_step"]]
     margins = row["halt_margin_by_step"].astype(np.float64)
-    halting = 1 / (1 + np.exp(-margins.clip(-500, 500)))
+    halting = 1 / (1 + np.exp(-margins.clip(-500, 500)))  # beyond, exp overflows
     recorded = np.array(spread(len(halting), len(answers))) - 1
     return {
         "index": int(row["index"]),
