@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from contract import IGNORE, Context, Noise, Spec
+from contract import IGNORE, Noise, Spec
 from models.layers import SwiGLU, gated_width, rotate
 from models.recursive.act import LOSSES, ActObjective
 from models.recursive.recursion import GridRotaryEmbedding
 from tests.making import make_objective
+from tests.models.recursive.slots import rows_of, steps
 from utils.errors import ConfigError
 
 SPEC = Spec(vocab_size=6, seq_len=9, table_rows=5)
@@ -72,16 +73,6 @@ def batch_of(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
-def steps(objective: ActObjective, batches: list[dict[str, torch.Tensor]], shards=(0, 1)):
-    """Outputs of consecutive steps, carrying on."""
-    carry, outs = None, []
-    for step, batch in enumerate(batches):
-        carry = objective.initial_carry(batch) if carry is None else carry
-        outs.append(objective(batch, carry, Context(0.0, Noise(3, step, list(shards)))))
-        carry = outs[-1].carry
-    return outs
-
-
 @pytest.mark.parametrize("name", NETS)
 def test_a_slot_keeps_its_puzzle_until_it_halts(name: str) -> None:
     batches = [batch_of(8, seed) for seed in range(6)]
@@ -108,22 +99,20 @@ def test_slots_do_not_see_each_other(name: str) -> None:
     batches = [batch_of(8, seed) for seed in range(4)]
     outs = steps(whole, batches)
     for i, objective in enumerate(halves):
-        mine = [{key: rows[4 * i : 4 * i + 4] for key, rows in batch.items()} for batch in batches]
-        parts = steps(objective, mine, shards=[i])
+        rows = slice(4 * i, 4 * i + 4)
+        parts = steps(objective, [rows_of(batch, rows) for batch in batches], shards=[i])
         for out, part in zip(outs, parts, strict=True):
-            assert_close(out.carry.steps[4 * i : 4 * i + 4], part.carry.steps, rtol=0, atol=0)
-            assert_close(
-                out.carry.state[0][4 * i : 4 * i + 4], part.carry.state[0], rtol=1e-4, atol=1e-4
-            )
+            assert torch.equal(out.carry.steps[rows], part.carry.steps)
+            assert_close(out.carry.state[0][rows], part.carry.state[0], rtol=1e-4, atol=1e-4)
 
 
 def test_exploration_is_noise_of_step_and_shard_only() -> None:
     batch = batch_of(64)
-    halted = [
+    first, again, other = (
         steps(make("hrm"), [batch], shards)[0].carry.halted for shards in ([0, 1], [0, 1], [0, 2])
-    ]
-    assert torch.equal(halted[0], halted[1])
-    assert torch.equal(halted[0][:32], halted[2][:32])
+    )
+    assert torch.equal(first, again)
+    assert torch.equal(first[:32], other[:32])
     wild = steps(make("hrm", halt_exploration_prob=1.0), [batch])[0].carry.halted
     assert not wild.any(), "an exploring slot thinks two steps at least"
 
@@ -182,16 +171,10 @@ def test_compiling_changes_no_number_and_no_key(dtype: str, apart: float) -> Non
 
 
 def test_bfloat16_and_float64_follow_float32() -> None:
-    batch = batch_of(8)
-    base = steps(make("trm"), [batch])[0].loss
-    double = make("trm", forward_dtype="float64")
-    assert_close(steps(double, [batch])[0].loss, base.double(), rtol=1e-4, atol=1e-4)
-    assert_close(
-        steps(make("trm", forward_dtype="bfloat16"), [batch])[0].loss.float(),
-        base.float(),
-        rtol=0.05,
-        atol=0.05,
-    )
+    base = steps(make("trm"), [batch_of(8)])[0].loss
+    for dtype, near in (("float64", 1e-4), ("bfloat16", 0.05)):
+        loss = steps(make("trm", forward_dtype=dtype), [batch_of(8)])[0].loss
+        assert_close(loss, base, rtol=near, atol=near, check_dtype=False)
 
 
 def test_the_gated_product_may_be_normed() -> None:
@@ -208,24 +191,14 @@ def test_the_gated_product_may_be_normed() -> None:
 
 @pytest.mark.parametrize("loss", ["stablemax_cross_entropy", "softmax_cross_entropy"])
 def test_a_part_of_the_target_is_spread_over_all_tokens(loss: str) -> None:
-    logits, labels = (
-        torch.randn(2, 3, 5, dtype=torch.float64),
-        torch.tensor([[0, 4, 2], [1, IGNORE, 3]]),
-    )
-    # minus log probabilities
-    every = torch.stack(
-        [LOSSES[loss](logits, torch.full_like(labels, token)) for token in range(5)], -1
-    )
-    chosen = torch.where(
-        labels == IGNORE, 0.0, every.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
-    )
-    spread = torch.where(labels == IGNORE, 0.0, every.mean(-1))
-    assert_close(
-        LOSSES[loss](logits, labels, 0.2).double(),
-        (0.8 * chosen + 0.2 * spread).double(),
-        rtol=1e-6,
-        atol=1e-6,
-    )
+    logits = torch.randn(2, 3, 5, dtype=torch.float64)
+    labels = torch.tensor([[0, 4, 2], [1, IGNORE, 3]])
+    of_tokens = [LOSSES[loss](logits, torch.full_like(labels, token)) for token in range(5)]
+    every = torch.stack(of_tokens, -1)  # minus log probabilities
+    chosen = every.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+    spread, chosen = (torch.where(labels == IGNORE, 0.0, of) for of in (every.mean(-1), chosen))
+    smoothed = LOSSES[loss](logits, labels, 0.2).double()
+    assert_close(smoothed, (0.8 * chosen + 0.2 * spread).double(), rtol=1e-6, atol=1e-6)
     assert torch.equal(LOSSES[loss](logits, labels), LOSSES[loss](logits, labels, 0.0))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from contract import Noise
+from tests.models.recursive.slots import rows_of
 from tests.models.recursive.test_act import batch_of, make
 
 STEPS = 6
@@ -23,10 +24,6 @@ def objective(name: str, **keys):
             weight.mul_(0.5 if "level" in name else 1.0)
         made.model.inner.q_head.bias[0] = 1.0
     return made
-
-
-def part(batch: dict[str, torch.Tensor], rows) -> dict[str, torch.Tensor]:
-    return {key: tensor[rows] for key, tensor in batch.items()}
 
 
 def alone(model, puzzle: dict[str, torch.Tensor], hrm: bool):
@@ -61,10 +58,8 @@ def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(
     seen = []
     net.model.inner.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
     prediction = net.predict(batch)
-    sizes, expected = (
-        [*seen],
-        [alone(net.model, part(batch, [row]), name != "trm") for row in range(40)],
-    )
+    sizes = [*seen]
+    expected = [alone(net.model, rows_of(batch, [row]), name != "trm") for row in range(40)]
     taken = [step for *_, step in expected]
     assert len(set(taken)) > 2, "all puzzles took the same number of steps: the test shows nothing"
     assert_close(prediction.outputs["logits"], torch.cat([logits for logits, *_ in expected]))
@@ -72,16 +67,12 @@ def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(
     assert [int(number) for number in prediction.metrics["steps"]] == [sum(taken), 40]
     assert prediction.outputs["right_by_step"].shape == (40, STEPS)
     late = torch.tensor(taken).clamp_max(STEPS - 1)
-    assert (
-        prediction.outputs["right_by_step"][torch.arange(40), late]
-        == prediction.outputs["right_by_step"][:, -1]
-    ).all()
+    right_BS = prediction.outputs["right_by_step"]
+    assert torch.equal(right_BS[torch.arange(40), late], right_BS[:, -1])
     thought_about = [sum(step > done for step in taken) for done in range(max(taken))]
-    assert (
-        sizes == [min(s for s in (40, 20, 10, 5) if s >= n) for n in thought_about]
-        if compiled
-        else thought_about
-    )
+    if compiled:
+        thought_about = [min(s for s in (40, 20, 10, 5) if s >= n) for n in thought_about]
+    assert sizes == thought_about
 
 
 @torch.no_grad()
@@ -91,7 +82,7 @@ def test_the_best_of_several_chains_answers(judge: str) -> None:
     net, batch = objective("trm", damping=0.1, **keys), batch_of(8)
     answers, chosen = net.predict(batch).outputs, set()
     for row in range(8):
-        puzzle = part(batch, [row] * 5)
+        puzzle = rows_of(batch, [row] * 5)
         drawn = zlib.crc32(batch["inputs"][row].numpy().tobytes())
         state = net.model.fresh_state(Noise(0, 0, [drawn]), *puzzle["inputs"].shape)
         for step in range(STEPS):

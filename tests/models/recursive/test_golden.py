@@ -47,29 +47,21 @@ class Recording:
 
     def load(self, when: str) -> None:
         """Strictly: the published keys are our keys."""
-        self.objective.load_state_dict(
-            {
-                k.split("/")[1]: torch.tensor(self.data[k])
-                for k in self.data.files
-                if k.startswith(f"{when}/")
-            }
-        )
+        names = [name for name in self.data.files if name.startswith(f"{when}/")]
+        state = {name.split("/")[1]: torch.tensor(self.data[name]) for name in names}
+        self.objective.load_state_dict(state)
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
-        keys = ("inputs", "labels", "puzzle_identifiers")
-        return {
-            key: torch.tensor(self.data[f"step{step}/batch/{key}"], device=self.device)
-            for key in keys
-        }
+        def read(key: str) -> torch.Tensor:
+            return torch.tensor(self.data[f"step{step}/batch/{key}"], device=self.device)
+
+        return {key: read(key) for key in ("inputs", "labels", "puzzle_identifiers")}
 
     def close(self, key: str, value: torch.Tensor, atol: float) -> None:
         # float32 rounding differs between machines' matrix kernels, and feeds back through the
         # recursion
-        recorded, rtol, atol = (
-            torch.tensor(self.data[key]).double(),
-            1e-5 * self.looser,
-            atol * self.looser,
-        )
+        recorded = torch.tensor(self.data[key]).double()
+        rtol, atol = 1e-5 * self.looser, atol * self.looser
         assert_close(
             value.cpu().double(), recorded, rtol=rtol, atol=atol, msg=lambda m: f"{key}: {m}"
         )
@@ -93,26 +85,21 @@ def six_steps(recorded: Recording) -> None:
 
     carry = objective.initial_carry(recorded.batch(0))
     for step in range(recorded.meta["steps"]):
-        out = objective(
-            recorded.batch(step), carry, Context(0.0, Noise(0, step, [0], recorded.device))
-        )
+        context = Context(0.0, Noise(0, step, [0], recorded.device))
+        out = objective(recorded.batch(step), carry, context)
         carry = out.carry
         (out.loss / recorded.rows).backward()
         recorded.close(f"step{step}/loss_sum", out.loss, 1e-4)
         for metric, (total, _) in out.metrics.items():
             recorded.close(f"step{step}/metric/{metric}", total, 1e-4)
-        np.testing.assert_array_equal(
-            carry.halted.cpu().numpy(), recorded.data[f"step{step}/carry/halted"]
-        )
-        np.testing.assert_array_equal(
-            carry.steps.cpu().numpy(), recorded.data[f"step{step}/carry/steps"]
-        )
+        for name in ("halted", "steps"):
+            found = getattr(carry, name).cpu().numpy()
+            np.testing.assert_array_equal(found, recorded.data[f"step{step}/carry/{name}"])
         if step == 0:
             for key, parameter in objective.named_parameters():
                 recorded.close(f"step0/grad/{key}", parameter.grad, 1e-6)
-            recorded.close(
-                "step0/grad/puzzle_rows", next(iter(tables.values())).row_grads()[0][1], 1e-6
-            )
+            ((_, row_grads),) = next(iter(tables.values())).row_grads()
+            recorded.close("step0/grad/puzzle_rows", row_grads, 1e-6)
         sign.step()
         adam.step()
         adam.zero_grad()

@@ -27,11 +27,9 @@ def net(**keys: Any) -> Any:
 
 def step(model: Any, state: Any = None) -> tuple[Any, torch.Tensor]:
     tokens = torch.from_numpy(INPUTS).long()
+    state = state or model.fresh_state(NO_NOISE, *tokens.shape)
     with torch.no_grad():
-        state, logits, _ = model(
-            state or model.fresh_state(NO_NOISE, *tokens.shape), tokens, None, None
-        )
-    return state, logits
+        return model(state, tokens, None, model.weights_in_dtype())[:2]
 
 
 def test_values_are_distances_from_the_goal_if_walls_cost_too_much() -> None:
@@ -68,13 +66,6 @@ def test_half_precision_counts_steps_all_the_same() -> None:
             model.inner.rewards.embedding_weight.fill_(-16)
             model.inner.rewards.embedding_weight[GOAL] = 16
             model.inner.costs.embedding_weight.zero_()
-    tokens = torch.from_numpy(INPUTS).long()
-    with torch.no_grad():
-        values = [
-            model(
-                model.fresh_state(NO_NOISE, *tokens.shape), tokens, None, model.weights_in_dtype()
-            )[0][1]
-            for model in (wide, narrow)
-        ]
+    values = [step(model)[0][1] for model in (wide, narrow)]
     assert torch.equal(values[0][:, 1:], values[1][:, 1:])
     assert not torch.equal(values[0], values[0].bfloat16().float())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +13,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from contract import Context, Noise, Spec
+from contract import Batch, Context, Noise, Spec, StepOut
 from data.recursive.sudoku_boards import generate
 from models.recursive.guessing import GuessObjective
 from models.recursive.sudoku_net import BLANK
 from tests.making import make_objective
+from tests.models.recursive.slots import rows_of, steps
 from tests.runs import TINY_SUDOKU, train
 from utils.ranks import signals
 
@@ -37,29 +39,23 @@ def make(**keys: Any) -> GuessObjective:
 
 
 def batch_of(rows: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    (puzzles, answers) = generate(4, (rows,), 9, seed)[0]
-    tokens = [
-        torch.from_numpy(np.asarray(boards).astype(np.int32)) for boards in (puzzles, answers)
-    ]
+    boards = generate(4, (rows,), 9, seed)[0]
+    tokens = [torch.from_numpy(np.asarray(of).astype(np.int32)) for of in boards]
     inputs, labels = (of.view(rows, 16) + BLANK for of in tokens)
     identifiers = torch.zeros(rows, dtype=torch.int32)
     return {"inputs": inputs, "labels": labels, "puzzle_identifiers": identifiers}
 
 
-def steps(objective: GuessObjective, count: int, rows: int = 8, shards=(0, 1), part=slice(None)):
-    """The carries and outputs of consecutive steps."""
-    carry, seen = None, []
-    for step in range(count):
-        batch = {name: of[part] for name, of in batch_of(rows, step).items()}
-        carry = objective.initial_carry(batch) if carry is None else carry
-        out = objective(batch, carry, Context(0.0, Noise(3, step, list(shards))))
-        seen.append((batch, out))
-        carry = out.carry
-    return seen
+def play(
+    objective: GuessObjective, count: int, shards: Sequence[int] = (0, 1), rows: Any = slice(None)
+) -> list[tuple[Batch, StepOut]]:
+    """The batches and outputs of consecutive steps."""
+    batches = [rows_of(batch_of(8, step), rows) for step in range(count)]
+    return list(zip(batches, steps(objective, batches, shards), strict=True))
 
 
 def test_a_slot_plays_its_puzzle_until_it_is_done() -> None:
-    seen = steps(make(), 30)
+    seen = play(make(), 30)
     ended = kept = 0
     for (_, before), (batch, after) in pairwise(seen):
         done = before.carry.done
@@ -78,20 +74,18 @@ def test_a_slot_plays_its_puzzle_until_it_is_done() -> None:
 
 
 def test_one_guess_a_step_once_it_has_thought() -> None:
-    seen = steps(make(think_steps=2, sure=1.0, revealed=0.0), 12)
+    seen = play(make(think_steps=2, sure=1.0, revealed=0.0), 12)
     for (_, before), (_, after) in pairwise(seen):
-        done, going = (
-            before.carry.done,
-            (after.carry.steps > 2) & (before.carry.board == BLANK).any(-1),
-        )
+        done, thought = before.carry.done, after.carry.steps > 2
+        going = thought & (before.carry.board == BLANK).any(-1)
         guesses = ((after.carry.board != before.carry.board) & ~done[:, None]).sum(-1)
         assert (guesses[~done] == going[~done].int()).all()
 
 
 def test_corrected_guesses_are_never_wrong_and_uncorrected_ones_end_the_game() -> None:
-    for _, out in steps(make(corrected=1.0, sure=1.0), 20):
+    for _, out in play(make(corrected=1.0, sure=1.0), 20):
         assert int(out.carry.lost.sum()) == 0
-    seen = [out.carry for _, out in steps(make(corrected=0.0, wrong_steps=2, sure=1.0), 20)]
+    seen = [out.carry for _, out in play(make(corrected=0.0, wrong_steps=2, sure=1.0), 20)]
     assert any(carry.lost.any() for carry in seen)
     for carry in seen:
         labels, board = carry.batch["labels"], carry.board
@@ -135,12 +129,11 @@ def test_losses_by_hand() -> None:
 
 def test_slots_do_not_see_each_other() -> None:
     """A step over two shards is the two steps over one shard each."""
-    whole = steps(make(), 6)
+    whole = play(make(), 6)
     for shard in (0, 1):
         rows = slice(4 * shard, 4 * shard + 4)
-        for (_, out), (_, part) in zip(
-            whole, steps(make(), 6, shards=[shard], part=rows), strict=True
-        ):
+        parts = play(make(), 6, [shard], rows)
+        for (_, out), (_, part) in zip(whole, parts, strict=True):
             assert torch.equal(out.carry.board[rows], part.carry.board)
             assert_close(out.carry.state[rows], part.carry.state)
 
@@ -155,8 +148,8 @@ def test_it_learns_to_solve_small_boards(tmp_path: Path) -> None:
 
 
 def test_a_signal_cuts_a_search_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    objective, steps = make(think_steps=1000, search_steps=1000).eval(), []
-    objective.model.register_forward_pre_hook(lambda *_: steps.append(1))
+    objective, seen = make(think_steps=1000, search_steps=1000).eval(), []
+    objective.model.register_forward_pre_hook(lambda *_: seen.append(1))
     monkeypatch.setattr(signals, "flags", [1.0, 0.0, 0.0])
     objective.predict(batch_of(4))
-    assert len(steps) == 1
+    assert len(seen) == 1

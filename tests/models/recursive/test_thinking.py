@@ -44,19 +44,13 @@ def reported() -> tuple[Report, dict[str, list[float]]]:
 def test_each_step_is_the_evaluation_of_a_net_that_stops_there() -> None:
     report, by_step = reported()
     for step in range(1, 5):
-        metrics = {
-            name: float(total / count)
-            for name, (total, count) in predicted(step, batch()).metrics.items()
-        }
-        assert by_step["boards solved"][step - 1] == pytest.approx(
-            metrics["exact_accuracy"], rel=1e-4
-        )
-        assert by_step["cells right"][step - 1] == pytest.approx(metrics["accuracy"], rel=1e-4)
-        q_halt = predicted(step, batch()).outputs["q_halt_logits"]
-        counted = torch.arange(ROWS + PADDING).lt(ROWS) & torch.arange(ROWS + PADDING).ne(3)
-        assert by_step["wants to halt"][step - 1] == pytest.approx(
-            float((q_halt[counted] >= 0).float().mean()), rel=1e-4
-        )
+        alone = predicted(step, batch())
+        means = {name: float(total / count) for name, (total, count) in alone.metrics.items()}
+        counted = [row for row in range(ROWS) if row != 3]
+        wants = (alone.outputs["q_halt_logits"][counted] >= 0).float().mean()
+        found = [by_step[name][step - 1] for name in ("boards solved", "cells right")]
+        assert found == pytest.approx([means["exact_accuracy"], means["accuracy"]], rel=1e-4)
+        assert by_step["wants to halt"][step - 1] == pytest.approx(float(wants), rel=1e-4)
     exact = by_step["boards solved"]
     assert len(set(exact)) > 1, "all steps alike show nothing"
     assert report.metrics == pytest.approx(
