@@ -125,6 +125,7 @@ def _split(split: str, metadata: Metadata, numbered: Sequence[tuple[Variants, in
     indices = np.concatenate([[0], np.cumsum(np.repeat(pairs, sizes))])  # of all puzzles
     index = np.int32 if indices[-1] < 2**31 else np.int64
 
+    # a thousand augmentations of all tasks are gigabytes, so rows are made while they are written
     def pieces(side: int) -> Iterator[np.ndarray]:
         with progress(len(groups), "task") as bar:
             for group in groups:

@@ -74,6 +74,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise ConfigError(
             f"--output-dir {folder}: exists and is not empty; choose another folder, or remove it"
         )
+    # on the same file system, so that renaming is one step
     aside = folder.with_name(f"{folder.name}.partial-{os.getpid()}")
     try:
         aside.mkdir(parents=True)
@@ -107,6 +108,7 @@ def _write_array(path: Path, array: np.ndarray | Pieces) -> None:
     if not isinstance(array, Pieces):
         np.save(path, array)
         return
+    # the header that NumPy would write, then the rows as they are made
     header = {"descr": "|u1", "fortran_order": False, "shape": array.shape}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)

@@ -88,15 +88,17 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
             f"--min-path {min_path}: a path in a maze of size {side} has 2 to {side * side} cells;"
             " choose one of these"
         )
-    kept: dict[bytes, Boards] = {}
+    kept: dict[bytes, Boards] = {}  # by one image of each
     with progress(train + test, "maze") as bar:
         for chunk in count():
-            # the smallest image stands for all eight: of equal mazes, one is kept
+            # the smallest of its eight images names a maze: of those that turn into each other, the
+            # first is kept
             for maze in generate(side, min_path, options.seed, chunk):
                 kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
             bar.update(min(len(kept), train + test) - bar.n)
             if len(kept) >= train + test:
                 break
+            # where there is one maze, there are more, however long it takes
             if not kept and chunk * BOARDS_AT_ONCE >= PATIENCE:
                 raise ConfigError(
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
@@ -113,7 +115,7 @@ def build(options: argparse.Namespace) -> str:
     check_options(options, "min_path")
     with new_folder(options.output_dir) as folder:
         boards = make(options) if options.size is not None else convert(options, parse_rows)
-        # before there are images
+        # counted before images are added
         mazes, note = [len(boards[name][0]) for name in SPLITS], leaks(boards)
         if options.augment:
             boards["train"] = images(boards["train"][0]), images(boards["train"][1])

@@ -80,7 +80,7 @@ def read_hub(name: str, split: str) -> Iterator[Row]:
         for row, (question, answer, rating) in enumerate(
             zip(*(part[column] for column in COLUMNS), strict=True)
         ):
-            # as lines of a CSV file, below its header
+            # counted as the lines of a CSV file are, whose first is its header
             yield start + row + 2, question or "", answer or "", rating or ""
 
 
@@ -97,6 +97,7 @@ def collect(
     lines, questions, answers = [], [], []
     cells = 0
     for line, question, answer, rating in rows:
+        # the first puzzle says how large all are
         if not cells and fits(len(question)):
             cells = len(question)
         if not cells or len(question) != cells or len(answer) != cells:

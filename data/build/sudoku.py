@@ -41,6 +41,7 @@ SIZES = {size * size: size for size in BOXES}
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
     """Turns rows into boards of digits. An error names the line."""
     lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36, 81 or 256")
+    # a character that stands for nothing is token 0
     inputs = tokens_of("sudoku", questions)
     labels = tokens_of("sudoku", answers)
     size = SIZES[inputs.shape[1]]
@@ -65,6 +66,7 @@ def build(options: argparse.Namespace) -> str:
             counts = options.train or GENERATED, options.test or GENERATED
             parts = generate(size, counts, blanks, options.seed, options.min_guesses or 0)
             boards = dict(zip(SPLITS, parts, strict=True))
+        # test boards are evaluated as they are
         splits = {
             name: sudoku_split(
                 name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed

@@ -121,6 +121,7 @@ def write_tokens(
     begin = np.array([] if tokenizer.begin is None else [tokenizer.begin], np.uint32)
     text_bytes = bytes_of_tokens = 0
     with progress(total or None, "B", scale=True) as bar:
+        # many documents at once, as the library tokenizes them on all cores
         for batch in batches_of(documents):
             pieces: dict[str, list] = {split: [] for split in SPLITS}
             encoded = tokenizer.encode([text for _, text, _ in batch])
@@ -136,6 +137,7 @@ def write_tokens(
     for writer in writers.values():
         writer.write()
     files = {split: writers[split].files for split in SPLITS}
+    # they differ where a tokenizer changes the text, as by lower case: bits per byte would be wrong
     return files, text_bytes, text_bytes == bytes_of_tokens
 
 
@@ -146,6 +148,7 @@ def build(options: argparse.Namespace) -> str:
             f"--val-share {options.val_share}: must be at least 0 and less than 1, for example 0.01"
         )
     paths = find_files("--input", options.input) if options.input else []
+    # one plain text is one document, which has to be cut
     single = len(paths) == 1 and paths[0].suffix.lower() not in (".jsonl", ".parquet")
 
     def documents() -> Iterator[tuple[str, str, int]]:

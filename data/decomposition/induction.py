@@ -63,6 +63,7 @@ class InductionSource(DrawnSource):
         return self._eval_sets
 
     def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
+        # M may be any token, also one that stands elsewhere in the text; S stands nowhere else
         tokens = rng.integers(1, self._marker, (rows, self._seq_len), dtype=np.int32)
         answer = rng.integers(1, self._marker, rows, dtype=np.int32)
         first = 1 + rng.integers(1, self._window, rows)  # BEGIN and one token stand before it

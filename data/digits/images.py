@@ -132,6 +132,6 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
         content = read_bytes(folder / name)
     else:
         content = gzip.decompress(read_bytes(folder / f"{name}.gz"))
-    header = 4 + 4 * content[3]
+    header = 4 + 4 * content[3]  # a magic number whose last byte counts the dimensions; their sizes
     shape = np.frombuffer(content[4:header], ">i4")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

@@ -61,6 +61,7 @@ def sample_set(corpus: Corpus, seed: int, seq_len: int, keys: SampleKeys) -> dic
         start = long_enough[0][:length] if long_enough else np.empty(0)
     if not len(start) or not keys.max_new_tokens:
         return {}
+    # as data, so that every net that continues texts draws in the same way
     row = {
         "inputs": start.astype(np.int32),
         "continuation": np.zeros(keys.max_new_tokens, np.int32),
@@ -100,7 +101,7 @@ class Continuation:
             return Report()
         prompt, continuation = (rows[name][0].tolist() for name in ("prompt", "continuation"))
         text = shown(self._tokenizer.decode([*prompt, *continuation]))
-        # a prompt may end within a character
+        # a prompt may end within a character, which then looks different with what follows
         begun = _common_beginning(shown(self._tokenizer.decode(prompt)), text)
         files = scene(
             "sample",

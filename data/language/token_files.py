@@ -89,6 +89,7 @@ def open_corpus(
         raise ConfigError(
             f"{key}: dataset.json lists {brief(lost[0])}, which is not there; copy it again"
         )
+    # the user's word counts: dataset.json may come from elsewhere
     begin = described.begin_token if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")

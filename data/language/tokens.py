@@ -124,6 +124,7 @@ def in_sequences(run: RunSettings, seq_len: int) -> RunSettings:
                 f"max_tokens={run.max_tokens}: one update takes {batch * seq_len}; give as many or"
                 " more"
             )
+    # where steps are counted, windows follow each other across epochs, and none is left out
     epochs = run.epochs if max_steps is None else None
     return replace(run, global_batch_size=batch, max_steps=max_steps, epochs=epochs)
 

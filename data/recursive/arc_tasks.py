@@ -83,6 +83,7 @@ def read_tasks(inputs: list[tuple[str, str]]) -> list[Task]:
     for option, path in inputs:
         for name, where, shown, asked in _tasks(f"{option} {path}", path):
             task = Task(name, where, shown, asked, option == "--train", option == "--test")
+            # published collections overlap: the same task may be given for training and as a test
             if (other := tasks.get(name)) is None:
                 tasks[name] = task
             elif contents(task.pairs) == contents(other.pairs):
@@ -106,6 +107,7 @@ def standing_in_training(tasks: list[Task]) -> tuple[list[str], int, int]:
     """Returns the tasks whose test pairs are also trained on, and the numbers of such pairs and of
     all.
     """
+    # pairs as they are, before augmentation: a net that has seen one has seen its images
     trained = set(chain.from_iterable(contents(task.training_pairs) for task in tasks))
     names, found, total = [], 0, 0
     for task in tasks:
@@ -119,6 +121,7 @@ def standing_in_training(tasks: list[Task]) -> tuple[list[str], int, int]:
 
 def _tasks(named: str, path: str) -> Iterator[tuple[str, str, list[Pair], list[Pair]]]:
     """Yields the name, place and pairs of each task in an input."""
+    # a file is found by what stands before its ending, as both files of Kaggle begin so
     kaggle = Path(path if path.endswith(CHALLENGES) else f"{path}{CHALLENGES}")
     if os.path.isfile(kaggle):
         yield from _kaggle_tasks(kaggle)

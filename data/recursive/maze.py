@@ -50,7 +50,7 @@ def search(tokens: np.ndarray, start: int) -> Reached:
     distance, parent = [-1] * cells, [-1] * cells
     distance[start] = 0
     queue = [start]
-    for cell in queue:  # which grows
+    for cell in queue:  # which grows while it is read
         for other in beside[cell]:
             if free[other] and distance[other] < 0:
                 distance[other], parent[other] = distance[cell] + 1, cell

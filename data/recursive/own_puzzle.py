@@ -43,6 +43,7 @@ class OwnPuzzles(Examples):
         self.inputs = np.stack(
             [_tokens(f"{where}: line {line}", text, kind, seq_len) for line, text in rows]
         )
+        # labels to compare with, and a verdict for boards that the net has never seen solved
         solve = sudoku.solve if kind == "sudoku" else maze.solve_all
         # solutions: 2 stands for several, and -1 if the solver gives up
         self.counts, self.solutions = solve(self.inputs)
@@ -93,10 +94,11 @@ def _rows(text: str) -> Rows:
 
 
 def _tokens(where: str, text: str, kind: str, cells: int) -> np.ndarray:
-    if kind == "sudoku":
+    if kind == "sudoku":  # rows and boxes may be set apart; in a maze, a space is a free cell
         text = "".join(text.split())
     if len(text) != cells:
         raise ConfigError(f"{where} has {len(text)} cells, not {cells}; give all")
+    # 0 stands for a character that has no meaning
     tokens = tokens_of(kind, [text])[0].astype(np.int32)
     most = round(cells**0.5) + 1 if kind == "sudoku" else maze.GOAL
     ends = [(tokens == end).sum() for end in (maze.START, maze.GOAL)]

@@ -196,7 +196,7 @@ def _open_train(key: str, paths: list[str]) -> list[tuple[PuzzleSplit, int]]:
     used = 0
     for path in paths:
         split = read_split(f"{key}={path}", Path(path), "train")
-        opened.append((split, used))
+        opened.append((split, used))  # ids of datasets follow each other
         _check_seq_len(f"{key}={path}", split, opened[0][0])
         used += split.metadata.num_puzzle_identifiers
     return opened
@@ -219,6 +219,7 @@ def _open_test(
         where, folder = f"{key}={path}", os.path.realpath(path)
         split = read_split(where, Path(path), "test")
         _check_seq_len(where, split, train[0][0])
+        # its puzzles have rows in the table of a training folder: the one with the same path
         owner = train_folders.index(folder) if folder in train_folders else index
         if owner >= len(train):
             raise ConfigError(

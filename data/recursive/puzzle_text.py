@@ -59,6 +59,7 @@ def puzzle_text(
             parts["right"] = grid_lines(labels)
         return "\n".join([*columns(parts), _verdict(labels, wrong, "")])
     kind = kind_of(inputs[None], labels[None], vocab_size)
+    # a maze may have several shortest paths, and its label is one of them
     verdict = _verdict(labels, wrong)
     if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
         verdict = "another shortest path than the recorded one (where they differ: x)"
