@@ -11,43 +11,24 @@ from torch.testing import assert_close
 
 from models import attention
 
-
-def attended(x: Tensor) -> Tensor:
-    return attention.attention(x, 0.5 * x, x + 1, causal=True)
-
-
-def attended_to_all(x: Tensor) -> Tensor:
-    return attention.attention(x, 0.5 * x, x + 1)
-
-
-def attended_by_scores(x: Tensor) -> Tensor:
-    return attention.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0))
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal": lambda x: attention.attention(x, 0.5 * x, x + 1, causal=True),
+    "to all": lambda x: attention.attention(x, 0.5 * x, x + 1),
+    "by scores": lambda x: attention.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0)),
+    "within documents": lambda x: attention.attention_within(x, 0.5 * x, x + 1, [2, 4, 1, 5]),
+}
 
 
-def attended_within_documents(x: Tensor) -> Tensor:
-    return attention.attention_within(x, 0.5 * x, x + 1, [2, 4, 1, 5])
-
-
-FUNCTIONS = [
-    attended,
-    attended_to_all,
-    attended_by_scores,
-    attended_within_documents,
-]
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("kind", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_values_and_gradients_are_those_of_autograd(
-    function: Callable[[Tensor], Tensor], dtype: torch.dtype
-) -> None:
+def test_values_and_gradients_are_those_of_autograd(kind: str, dtype: torch.dtype) -> None:
     x, grad = torch.randn(2, 3, 6, 16).to(dtype), torch.randn(2, 3, 6, 16).to(dtype)
     results = []
-    for kind in (dtype, torch.float64):
-        leaf = x.detach().to(kind).requires_grad_()
-        y = function(leaf)
-        y.backward(grad.to(kind))
-        assert y.dtype == kind
+    for precision in (dtype, torch.float64):
+        leaf = x.detach().to(precision).requires_grad_()
+        y = FUNCTIONS[kind](leaf)
+        y.backward(grad.to(precision))
+        assert y.dtype == precision
         results.append((y, leaf.grad))
     step = torch.finfo(dtype).eps
     for mine, exact in zip(*results, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -30,25 +31,18 @@ def mask_of(documents_BL: Tensor) -> Tensor:
 
 
 def varlen_attn(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_q: Tensor,
-    cu_seq_k: Tensor,
-    max_q: int,
-    max_k: int,
-    *,
-    window_size: tuple[int, int],
+    query: Tensor, key: Tensor, value: Tensor, *segments: Any, window_size: tuple[int, int]
 ) -> Tensor:
     """Computes attention segment by segment, and checks the arguments as the kernel does."""
-    assert (cu_seq_k is cu_seq_q, max_k, window_size) == (True, max_q, (-1, 0))
+    bounds, bounds_of_keys, longest, longest_of_keys = segments
+    assert (bounds_of_keys is bounds, longest_of_keys, window_size) == (True, longest, (-1, 0))
     assert query.dtype == key.dtype == value.dtype == torch.bfloat16
     assert query.shape == key.shape == value.shape
     assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-    assert cu_seq_q.dtype == torch.int32
+    assert bounds.dtype == torch.int32
     parts = []
-    for first, last in pairwise(cu_seq_q.tolist()):
-        assert 0 <= last - first <= max_q
+    for first, last in pairwise(bounds.tolist()):
+        assert 0 <= last - first <= longest
         heads = (x[first:last].transpose(0, 1).double()[None] for x in (query, key, value))
         mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
         parts.append(mixed[0].transpose(0, 1).to(query.dtype))
@@ -99,22 +93,17 @@ def test_pytorchs_kernel_takes_these_arguments(monkeypatch: pytest.MonkeyPatch) 
     mixed = documents.attention_packed(query, key, value, seen, True)
     assert (mixed.shape, mixed.dtype) == (leaves[0].shape, torch.bfloat16)
     mixed.sum().backward()
-    assert [leaf.grad is not None and leaf.grad.shape for leaf in leaves] == [
-        leaf.shape for leaf in leaves
-    ]
+    for leaf in leaves:
+        assert leaf.grad is not None
+        assert leaf.grad.shape == leaf.shape
 
 
 def test_other_documents_are_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_varlen", torch.compiler.disable(varlen_attn))
     monkeypatch.setattr(documents, "suits_kernel", lambda *_: True)
-    net = make_objective(
-        "gpt",
-        Spec(vocab_size=11, seq_len=4, most_documents=4),
-        num_layers=2,
-        hidden_size=16,
-        num_heads=2,
-        forward_dtype="bfloat16",
-    ).model
+    spec = Spec(vocab_size=11, seq_len=4, most_documents=4)
+    shape = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "forward_dtype": "bfloat16"}
+    net = make_objective("gpt", spec, **shape).model
     tokens, counter = torch.randint(11, (3, 4)), CompileCounter()
     compiled = torch.compile(net, backend=counter)
     seen = []

@@ -23,10 +23,9 @@ def build() -> nn.Module:
 
 def content(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     torch.manual_seed(7)
-    state = build().state_dict()
     return {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in state.items()
+        for name, tensor in build().state_dict().items()
     }
 
 
@@ -38,11 +37,8 @@ class Half(Objective):
         frozen.table = SparseEmbedding(2, 2)
         save_file(dict(frozen.state_dict()), path)
         net = nn.Module()
-        net.base, net.last, net.table = (
-            Frozen(frozen, str(path)),
-            nn.Linear(3, 1),
-            SparseEmbedding(5, 2),
-        )
+        net.base = Frozen(frozen, str(path))
+        net.last, net.table = nn.Linear(3, 1), SparseEmbedding(5, 2)
         net.register_buffer("sines", torch.ones(2), persistent=False)
         super().__init__(net)
 

@@ -46,7 +46,7 @@ TRM_ALONE = ("arch.puzzle_emb_len=1", "arch.no_ACT_continue=false")
 TEXT = [argument for argument in TINY_GPT if not argument.startswith("data")]
 # what stands in braces is a folder that the test makes
 LINES = {
-    "hrm puzzles": ["arch=hrm", *(each for each in TINY_TRM[1:] if each not in TRM_ALONE)],
+    "hrm puzzles": ["arch=hrm", *(key for key in TINY_TRM[1:] if key not in TRM_ALONE)],
     "trm puzzles": TINY_TRM,
     "grid puzzles": [
         "arch=grid",
@@ -95,12 +95,9 @@ def folders(
     write_idx(folder / "mnist", compressed=False)
     for number in range(100):
         (folder / "texts" / f"{number}.txt").write_text(f"text {number}, of some length\n" * 9)
-    return {
-        "mnist": str(folder / "mnist"),
-        "texts": str(folder / "texts"),
-        "tms": str(tms_target),
-        "gpt": str(gpt_target),
-    }
+    made = {"mnist": folder / "mnist", "texts": folder / "texts"}
+    made |= {"tms": tms_target, "gpt": gpt_target}
+    return {name: str(path) for name, path in made.items()}
 
 
 def line_of(name: str, folders: dict[str, str], *more: str) -> list[str]:
@@ -192,8 +189,8 @@ def test_angles_are_as_precise_as_the_net(
 ) -> None:
     for dtype, error in (("float32", 1e-6), ("float64", 1e-14)):
         line = line_of(name, folders, f"arch.forward_dtype={dtype}")
-        objective = trainer_on(ALONE, tmp_path / dtype, *line).objective
-        tables = [each for each in objective.modules() if isinstance(each, RotaryEmbedding)]
+        modules = trainer_on(ALONE, tmp_path / dtype, *line).objective.modules()
+        tables = [module for module in modules if isinstance(module, RotaryEmbedding)]
         assert tables
         for table in tables:
             length, width = table.cos.shape

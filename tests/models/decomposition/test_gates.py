@@ -40,10 +40,8 @@ def test_the_fused_function_is_the_formula_with_its_gradients(
 def test_each_kind_is_mlps_by_themselves() -> None:
     torch.manual_seed(0)
     sizes, widths, hidden = [3, 2], [4, 6], 5
-    inner, inputs = (
-        [torch.randn(7, size) for size in sizes],
-        [torch.randn(7, width) for width in widths],
-    )
+    inner = [torch.randn(7, size) for size in sizes]
+    inputs = [torch.randn(7, width) for width in widths]
     seams = [Seam(str(width), Linear(width, 3)) for width in widths]
     made: dict[str, Any] = {
         kind: make_gates(kind, hidden, sizes, seams) for kind in ("mlp", "vector_mlp", "shared_mlp")
@@ -57,17 +55,13 @@ def test_each_kind_is_mlps_by_themselves() -> None:
     for number, c, k in columns:
         act = F.gelu(inner[number][:, c : c + 1] * mlp.inward_KH[k] + mlp.inward_bias_KH[k])
         assert_close(mlp(inner)[:, k], act @ mlp.outward_KH[k] + mlp.outward_bias_K[k])
-        own = slice(c * hidden, (c + 1) * hidden)
-        act = F.gelu(
-            inputs[number] @ vector.inward[number][:, own] + vector.inward_bias[number][own]
-        )
-        assert_close(
-            vector(inputs)[:, k], act @ vector.outward[number][c] + vector.outward_bias_K[k]
-        )
-        act = F.gelu(inputs[number] @ shared.inward[number] + shared.inward_bias[number])
-        assert_close(
-            shared(inputs)[:, k], act @ shared.outward[number][:, c] + shared.outward_bias_K[k]
-        )
+        x, units = inputs[number], slice(c * hidden, (c + 1) * hidden)
+        act = F.gelu(x @ vector.inward[number][:, units] + vector.inward_bias[number][units])
+        wanted = act @ vector.outward[number][c] + vector.outward_bias_K[k]
+        assert_close(vector(inputs)[:, k], wanted)
+        act = F.gelu(x @ shared.inward[number] + shared.inward_bias[number])
+        wanted = act @ shared.outward[number][:, c] + shared.outward_bias_K[k]
+        assert_close(shared(inputs)[:, k], wanted)
 
 
 def test_leaks() -> None:

@@ -103,31 +103,27 @@ def test_parts_of_fused_matrices_are_those_of_an_unfused_twin(
             n: Mask(*(torch.rand(len(tokens), 16, size).double() for size in (6, 1)))
             for n in chosen
         }
-        found = [
-            model.run_with(
-                tokens, {place(n): partial(model.multiply, place(n), mask=masks[n]) for n in chosen}
-            )
-            for model, place in ((objective.model, int), (twin, order.__getitem__))
-        ]
+        found = []
+        for model, places in ((objective.model, range(14)), (twin, order)):
+            instead = {
+                places[n]: partial(model.multiply, places[n], mask=mask)
+                for n, mask in masks.items()
+            }
+            found.append(model.run_with(tokens, instead))
         assert_close(found[0], found[1])
         assert (found[0] - said).abs().max() > 1e-3
-    plain = with_gradients(
-        changed(objective, layerwise=0.0, stochastic=0.0, subset=1.0), batch, ctx
-    )
-    assert all(torch.isfinite(grad).all() for grad in plain[1].values())
-    assert len([name for name in plain[1] if name.startswith("model.parts")]) == 2 * 14
+    alone = changed(objective, layerwise=0.0, stochastic=0.0, subset=1.0)
+    _, grads = with_gradients(alone, batch, ctx)
+    assert all(torch.isfinite(grad).all() for grad in grads.values())
+    assert len([name for name in grads if name.startswith("model.parts")]) == 2 * 14
 
 
 def test_a_fused_matrix_stays_one_target_where_a_pattern_matches_it(
     gpt_target: Path, tmp_path: Path
 ) -> None:
     objective, _, _ = objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*']")
-    assert [name.rpartition(".")[2] for name in objective.model.names[:4]] == [
-        "qkv_proj",
-        "o_proj",
-        "gate_up_proj",
-        "down_proj",
-    ]
+    last = [name.rpartition(".")[2] for name in objective.model.names[:4]]
+    assert last == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
     with pytest.raises(ConfigError, match=r"chooses layers\.0\.self_attn\.q_proj, a part"):
         objective_on(gpt_target, tmp_path, r"arch.modules=['layers\..*','.*\.q_proj']")
 

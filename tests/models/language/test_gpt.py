@@ -31,16 +31,14 @@ def make(chunk: int | None = None, **keys) -> CausalLM:
     torch.manual_seed(0)
     # as after some training: norms that do something, an output that says something
     for parameter in objective.parameters():
-        parameter.data = (
-            parameter.data * (1 + torch.rand_like(parameter)) * (1 if parameter.ndim == 1 else 3)
-        )
+        larger = 1 + torch.rand_like(parameter)
+        parameter.data = parameter.data * larger * (1 if parameter.ndim == 1 else 3)
     return objective
 
 
 def batch_of(rows: int, length: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
-    tokens = torch.randint(
-        0, 23, (rows, length + 1), generator=torch.Generator().manual_seed(seed), dtype=torch.int32
-    )
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(23, (rows, length + 1), generator=draw, dtype=torch.int32)
     return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:].clone()}
 
 
@@ -74,28 +72,19 @@ def test_nobody_sees_the_future_or_another_document(kv_heads: int) -> None:
 @pytest.mark.parametrize("keys", [{}, {"kv_heads": 2, "tied": True}, {"qk_norm": True}])
 def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
     keys = {**keys, "forward_dtype": "float64"}  # gradients of 200 round to 1e-4 in float32
-    batch = batch_of(4)
+    batch, plain = batch_of(4), make(**keys)
     batch["labels"][0, :5] = IGNORE
-    plain = make(**keys)(batch, None, NOTHING)
-    plain.loss.backward()
-    assert int(plain.weight) == 43
-    logits = scores(make(**keys), batch)
-    assert_close(
-        plain.loss,
-        F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten().long(), reduction="sum"),
-    )
+    out = plain(batch, None, NOTHING)
+    out.loss.backward()
+    assert int(out.weight) == 43
+    logits, labels = scores(plain, batch), batch["labels"].long()
+    assert_close(out.loss, F.cross_entropy(logits.mT, labels, reduction="sum"))
     for other in (make(7, **keys), make(recompute=True, **keys)):
-        first = make(**keys)
-        first(batch, None, NOTHING).loss.backward()
-        out = other(batch, None, NOTHING)
-        out.loss.backward()
-        assert_close(out.loss, plain.loss)
-        assert_close(
-            [p.grad for p in other.parameters()],
-            [p.grad for p in first.parameters()],
-            rtol=1e-4,
-            atol=1e-4,
-        )
+        same = other(batch, None, NOTHING)
+        same.loss.backward()
+        assert_close(same.loss, out.loss)
+        for ours, wanted in zip(other.parameters(), plain.parameters(), strict=True):
+            assert_close(ours.grad, wanted.grad, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
@@ -118,20 +107,13 @@ def test_bits_per_byte_count_the_bytes_of_what_was_predicted() -> None:
     objective, batch = make(), batch_of(4)
     batch["labels"][2:] = IGNORE
     metrics = objective.predict(batch).metrics
-    nats = sum(
-        float(-torch.log_softmax(row, -1)[label])
-        for rows, labels in zip(
-            scores(objective, batch).detach(), batch["labels"].tolist(), strict=True
-        )
-        for row, label in zip(rows, labels, strict=True)
-        if label != IGNORE
-    )
-    assert float(metrics["loss"][0]) == pytest.approx(nats, rel=1e-5)
+    counted = batch["labels"] != IGNORE
+    labels, logits = batch["labels"][counted].long(), scores(objective, batch)[counted]
+    nats = -float(logits.detach().log_softmax(-1)[range(24), labels].sum())
     assert int(metrics["loss"][1]) == 24
+    assert float(metrics["loss"][0]) == pytest.approx(nats, rel=1e-5)
     assert float(metrics["bpb"][0]) == pytest.approx(nats / math.log(2), rel=1e-5)
-    assert int(metrics["bpb"][1]) == sum(
-        SPEC.token_bytes[label] for label in batch["labels"].flatten().tolist() if label != IGNORE
-    )
+    assert int(metrics["bpb"][1]) == sum(SPEC.token_bytes[label] for label in labels.tolist())
 
 
 def continuation(
@@ -167,13 +149,11 @@ def test_a_greedy_continuation_needs_no_cache(keys: dict) -> None:
     objective, prompt = make(**keys), batch_of(3, 4)["inputs"]
     tokens = prompt.long()
     for _ in range(8):
-        tokens = torch.cat(
-            (tokens, scores(objective, {"inputs": tokens})[:, -1].argmax(-1, keepdim=True)), 1
-        )
-    assert torch.equal(continuation(objective, prompt, 8), tokens[:, 4:].int())
-    assert len(set(tokens[:, 4:].flatten().tolist())) > 3, (
-        "always the same token: the test shows little"
-    )
+        likeliest = scores(objective, {"inputs": tokens})[:, -1].argmax(-1, keepdim=True)
+        tokens = torch.cat((tokens, likeliest), 1)
+    made = tokens[:, 4:].int()
+    assert torch.equal(continuation(objective, prompt, 8), made)
+    assert len(set(made.flatten().tolist())) > 3, "always the same token: the test shows little"
 
 
 def test_a_continuation_goes_on_when_the_context_is_full() -> None:
@@ -192,9 +172,8 @@ def test_draws_depend_on_seed_and_temperature_and_stay_among_the_likeliest() -> 
     drawn = [continuation(objective, prompt, 30, 1.0, 0, seed) for seed in (0, 0, 1)]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-    assert torch.equal(
-        continuation(objective, prompt, 30, 1.0, 1, 5), continuation(objective, prompt, 30)
-    )
+    greedy = continuation(objective, prompt, 30)
+    assert torch.equal(continuation(objective, prompt, 30, 1.0, 1, 5), greedy)
     firsts = {int(continuation(objective, prompt, 1, 2.0, 3, seed)) for seed in range(60)}
     assert firsts == set(scores(objective, {"inputs": prompt})[0, -1].topk(3).indices.tolist())
 

@@ -60,9 +60,10 @@ def published(folder: Path, kind: str, **more: Any) -> Any:
     with torch.no_grad():
         for parameter in net.parameters():
             noise = torch.rand_like(parameter)
-            parameter.mul_(1 + noise).mul_(1 if parameter.ndim == 1 else 6).add_(
-                noise if parameter.ndim == 1 else 0
-            )
+            if parameter.ndim == 1:
+                parameter.mul_(1 + noise).add_(noise)
+            else:
+                parameter.mul_(6 * (1 + noise))
     net.save_pretrained(folder)
     return net
 
