@@ -2,9 +2,9 @@
 
 `python -m tests.faults WHAT@WHERE RANK WHEN key=value …`
 
-WHAT: raise, hang, kill, kill-now, nan, full or readonly (the disk that FAULT_DISK names), flip (a
-file reads differently), wandb (its process is killed), suspend (for 10 s), a signal such as
-SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for a signal to the launcher.
+WHAT: raise, hang, slow (by 0.2 s), kill, kill-now, nan, full or readonly (the disk that FAULT_DISK
+names), flip (a file reads differently), wandb (its process is killed), suspend (for 10 s), a signal
+such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for one to the launcher.
 
 WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
 worker (a batch in a loader process), callback (a hook of the sparse optimizer), save (the thread
@@ -118,6 +118,8 @@ def go_wrong(what: str, delay: float) -> None:
         raise ZeroDivisionError("a planted error")
     if what == "hang":
         time.sleep(3600)
+    elif what == "slow":
+        time.sleep(0.2)
     elif what == "kill-now":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "kill":  # a moment later, wherever the process then is

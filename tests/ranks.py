@@ -111,7 +111,7 @@ def numbered(n: int, **more: str) -> list[dict[str, str]]:
 def run_module(
     n: int, module: str, *arguments: str, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> list[Completed]:
-    """Runs a `ranks_*.py` of the tests on n ranks: `run_module(2, "tests.slurm.ranks_slurm")`."""
+    """Runs a `ranks_*.py` of the tests on n ranks, such as tests.optim.sync.ranks_allreduce."""
     return run_ranks(n, ["-m", module, *arguments], timeout, env)
 
 

@@ -109,8 +109,8 @@ def test_a_run_whose_time_is_over_goes_on_with_one_node_instead_of_two(
     slow, python = tmp_path / "slow", tmp_path / "python"
     slow.touch()
     python.write_text(
-        f"#!/bin/sh\n[ -e {slow} ] && shift && exec {sys.executable} -m tests.slurm.ranks_slurm"
-        f' "$@"\nexec {sys.executable} "$@"\n'
+        f"#!/bin/sh\n[ -e {slow} ] && shift && exec {sys.executable} -m tests.faults slow@objective"
+        f' all 0- "$@"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
     limit = ["-t", "1", "--signal=B:USR1@10"]
