@@ -24,7 +24,7 @@ from utils.errors import ConfigError, RunError, Stopped
 from utils.files import write_whole
 from utils.ranks import signals
 from utils.ranks.launchers import Launch
-from utils.rundir.status import COPY
+from utils.rundir.status import STATUS_VARIABLE
 from utils.sweep import table
 from utils.sweep.children import Children, Job
 
@@ -108,7 +108,7 @@ class Local(Launcher):
         """Says how the sweep ended in the file that a batch script named: to be run again only if
         a job made progress.
         """
-        if not (copy := os.environ.get(COPY)):
+        if not (copy := os.environ.get(STATUS_VARIABLE)):
             return
         failed = next((job for job in self._jobs if job.status), None)
         state, status, reason = "finished", 0, ""

@@ -12,26 +12,18 @@ import json
 import os
 import socket
 import stat
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parent.parent  # of this repository
-LIMIT = 1 << 24  # bytes of text; what a run writes is far shorter
+TEXT_LIMIT = 1 << 24  # bytes; what a run writes is far shorter
 
 
 def open_plain(path: Path) -> io.FileIO:
     """Opens a plain file for reading, without a buffer."""
-    if not stat.S_ISREG(mode := os.stat(path).st_mode):
-        raise OSError(
-            *(
-                (errno.EISDIR, "Is a directory")
-                if stat.S_ISDIR(mode)
-                else (errno.EINVAL, "not a plain file")
-            ),
-            str(path),
-        )
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
     return open(path, "rb", buffering=0)
 
 
@@ -45,19 +37,18 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 def read_text(path: Path) -> str:
     """Reads a text file; raises ValueError if it is none."""
-    return read_bytes(path, LIMIT).decode()
+    return read_bytes(path, TEXT_LIMIT).decode()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Replaces a file at once: readers, crashes and a second writer leave one whole content."""
+    data = content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
     aside = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
     try:
         with open(aside, "wb") as stream:
-            stream.write(
-                content if isinstance(content, bytes) else content.encode(errors="surrogateescape")
-            )
+            stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())
+            os.fsync(stream.fileno())  # before the rename, or a crash could leave an empty file
         os.replace(aside, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -68,19 +59,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def safe_name(text: str) -> str:
     """Turns any text into a file name: never a path, and different for different texts."""
     quoted = quote(text, safe="", errors="surrogateescape")
-    if not quoted.strip("."):  # none at all, the folder itself, the one above
-        return f"%{quoted}"
-    return (
-        quoted
-        if len(quoted) <= 150
-        else f"{quoted[:100]}-{sha256(quoted.encode()).hexdigest()[:16]}"
-    )
+    # none at all, the folder itself, the one above
+    return quoted if quoted.strip(".") else f"%{quoted}"
 
 
 def read_row(path: Path) -> dict[str, Any]:
     """Reads the JSON object in a file; empty if there is none."""
     try:
         row = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError):
-        row = None
+    except (OSError, ValueError):
+        return {}
     return row if isinstance(row, dict) else {}

@@ -13,13 +13,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from utils.errors import visible
 from utils.files import ROOT, read_text, write_whole
 
-LIMIT = 10_000_000  # characters of a diff worth keeping
-LARGEST_SOURCE = 1_000_000  # bytes of an untracked file that is kept
-SOURCES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".sh", ".slurm", ".c", ".cu", ".cpp"}
-LEFT_OUT = "# untracked, left out: "
+DIFF_LIMIT = 10_000_000  # characters of a diff worth keeping
+# untracked files that are kept: others may be data, and large
+SOURCES = ("*.py", "*.pyi", "*.yaml", "*.yml", "*.toml", "*.sh", "*.slurm", "*.c", "*.cu", "*.cpp")
 
 
 def revision() -> str:
@@ -36,32 +34,25 @@ def summary() -> str:
     """
     if not (commit := revision()):
         return ""
-    dirty = "yes" if _git("status", "--porcelain", "--", ".").strip() else "no"
-    return (
-        f"revision: {commit}\nbranch:"
-        f" {_git('rev-parse', '--abbrev-ref', 'HEAD').strip()}\nuncommitted changes: {dirty}\n"
-    )
+    branch = _git("rev-parse", "--abbrev-ref", "HEAD").strip()
+    changed = "yes" if _git("status", "--porcelain", "--", ".").strip() else "no"
+    return f"revision: {commit}\nbranch: {branch}\nuncommitted changes: {changed}\n"
 
 
 def uncommitted() -> str:
-    """The diff against HEAD with untracked sources as new files, preceded by comments, which
-    `git apply` skips, that name the untracked files left out.
-    """
-    names = _git("ls-files", "--others", "--exclude-standard", "-z", "--", ".").split("\0")[:-1]
-    kept = [name for name in names if _is_small_source(name)]
+    """The diff against HEAD, with untracked sources as new files."""
+    listed = _git("ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES)
+    names = listed.split("\0")[:-1]
     with tempfile.TemporaryDirectory() as folder:
         env = {}
-        if kept:  # in an index of our own, so that the user's stays as it is
+        if names:  # in an index of our own, so that the user's stays as it is
             index = Path(folder) / "index"
             with suppress(OSError):
                 shutil.copy2(ROOT / _git("rev-parse", "--git-path", "index").strip(), index)
             env = {"GIT_INDEX_FILE": str(index)}
-            _git("add", "--intent-to-add", "--", *kept, **env)
+            _git("add", "--intent-to-add", "--", *names, **env)
         diff = _git("diff", "HEAD", "--no-color", "--no-ext-diff", "--", ".", **env)
-    if len(diff) > LIMIT:
-        diff = diff[:LIMIT] + "\n# cut here\n"
-    left_out = sorted({*names} - {*kept})
-    return "".join(f"{LEFT_OUT}{visible(name)}\n" for name in left_out) + diff
+    return diff if len(diff) <= DIFF_LIMIT else f"{diff[:DIFF_LIMIT]}\n# cut here\n"
 
 
 def record(directory: Path) -> str:
@@ -88,17 +79,9 @@ def _old(directory: Path, name: str, number: int) -> Path:
     return directory / f"{stem}.old-{number}.{suffix}"
 
 
-def _code(record: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Revision and changes, without the names of files left out, which come and go."""
-    changes = record.get("uncommitted.diff", "").splitlines()
-    return record["git.txt"].splitlines()[0], [
-        line for line in changes if not line.startswith(LEFT_OUT)
-    ]
-
-
-def _is_small_source(name: str) -> bool:
-    path = ROOT / name
-    return path.suffix in SOURCES and path.is_file() and path.stat().st_size <= LARGEST_SOURCE
+def _code(record: Mapping[str, str]) -> tuple[str, str]:
+    """Revision and changes: a branch may have got another name since."""
+    return record["git.txt"].partition("\n")[0], record.get("uncommitted.diff", "")
 
 
 def code_hashes() -> dict[str, str]:
@@ -131,6 +114,9 @@ def _git(*words: str, **variables: str) -> str:
 
 
 def _package(folder: Path) -> list[Path]:
-    # Datasets lie in data/ too, thousands of files: only folders that are packages are entered.
-    inner = [path for path in folder.iterdir() if (path / "__init__.py").is_file()]
-    return [*folder.glob("*.py"), *(path for sub in inner for path in _package(sub))]
+    files = [*folder.glob("*.py")]
+    for inner in folder.iterdir():
+        # datasets lie in data/ too, thousands of files: only folders that are packages are entered
+        if (inner / "__init__.py").is_file():
+            files += _package(inner)
+    return files

@@ -23,7 +23,7 @@ from utils.checkpoint.reader import digest
 from utils.errors import ConfigError, exit_status, visible
 from utils.files import ROOT
 from utils.prove.causes import difference
-from utils.sweep.children import NOT_THEIRS
+from utils.sweep.children import NOT_FOR_CHILDREN
 
 STEPS = 6
 FIRST = ["compile=false"]  # a key that is given may say otherwise
@@ -128,7 +128,7 @@ def _start(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path
     path = folder / way.name.replace(" ", "-")
     command = [sys.executable, str(ROOT / "pretrain.py"), *arguments[:at], *FIRST, *arguments[at:]]
     command += [*LAST, *keys, *way.keys, f"checkpoint_path={path}"]
-    own = {key: value for key, value in os.environ.items() if key not in NOT_THEIRS}
+    own = {key: value for key, value in os.environ.items() if key not in NOT_FOR_CHILDREN}
     own |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(1 + (way.name != "straight"))}
     places = [{}] if way.ranks == 1 else _places(way.ranks)
     errors = path.with_suffix(".txt")

@@ -25,7 +25,6 @@ ALIKE: dict[int, int] = {signal.SIGHUP: signal.SIGTERM}
 # if ranks get different signals, all follow the first in this order
 ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME_PRESS_S = 1.0  # under torchrun one Ctrl-C comes twice: from the terminal and from torchrun
-CLEAR = "\r\x1b[K"  # to the beginning of a progress bar's line, and nothing left of it
 PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent dies
 WORDS_S = 2.0  # how long a terminal that takes no output may delay a hard exit
 # a number for each signal in ORDER, 1 for the one that this process received, to be summed over
@@ -115,11 +114,9 @@ def quiet_worker() -> None:
 
 
 def say(line: str) -> None:
-    """Prints a line from any thread, in place of a progress bar if there is one."""
-    if (stream := sys.stderr) is not None:  # None where it was closed before we began
-        with suppress(OSError, ValueError):  # a closed terminal is no reason to fail
-            terminal = stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-            print(f"{CLEAR}{line}" if terminal else line, file=stream, flush=True)
+    """Prints a line to stderr."""
+    with suppress(OSError, ValueError):  # a closed terminal is no reason to fail
+        print(line, file=sys.stderr, flush=True)
 
 
 def end_now(status: int, words: Callable[[], None] = lambda: None) -> NoReturn:

@@ -17,8 +17,8 @@ from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
 from utils.report.charts import charts_of, speed_charts, unit
 from utils.report.page import render, shell_bytes
-from utils.report.reading import read_run, sets_of
-from utils.rundir.maker import FILE
+from utils.report.reading import evaluated_sets, read_run
+from utils.rundir.maker import REPORT_FILE
 from utils.rundir.records import read_metrics
 from utils.sweep.table import MOST_CURVES, best_runs, is_sweep, read_sweep, title
 
@@ -41,15 +41,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", metavar="FILE", help="where the page goes")
     # how a run draws its own page while it goes on
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    directories = [Path(run) for run in given.runs]
-    if given.beside:
+    options = parser.parse_args(arguments)
+    directories = [Path(run) for run in options.runs]
+    if options.beside:
         return beside(directories[0])
-    return exit_status(lambda: draw(directories, given.output))
+    return exit_status(lambda: draw(directories, options.output))
 
 
 def beside(directory: Path) -> int:
-    """Draws the page of a run that goes on: at low priority, without output, ignoring signals."""
+    """Draws the page of a run that goes on: at low priority, and ignoring signals, which the run
+    obeys.
+    """
     os.nice(19)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
@@ -72,7 +74,7 @@ def draw(directories: list[Path], output: str | None) -> str:
     payload = read(directories)
     names = [run["name"] for run in payload["runs"]]
     heading = payload["sweep"]["name"] if payload["sweep"] else " · ".join(names)
-    name = FILE if len(directories) == 1 else "comparison.html"
+    name = REPORT_FILE if len(directories) == 1 else "comparison.html"
     path = Path(output) if output else directories[0] / name
     try:
         write_whole(path, render(payload, heading))
@@ -81,10 +83,10 @@ def draw(directories: list[Path], output: str | None) -> str:
             f"{path}: cannot be written ({brief(error)}); give another place with --output"
         ) from None
     compared = [run for run in payload["runs"] if "comparison" in run]
-    told = [run["comparison"]["text"] for run in compared]
+    lines = [run["comparison"]["text"] for run in compared]
     if len(compared) > 1:
-        told = [f"{run['name']}: {text}" for run, text in zip(compared, told, strict=True)]
-    return "\n".join([*told, f"report: {path}"])
+        lines = [f"{run['name']}: {line}" for run, line in zip(compared, lines, strict=True)]
+    return "\n".join([*lines, f"report: {path}"])
 
 
 def read(directories: list[Path]) -> dict[str, Any]:
@@ -103,24 +105,19 @@ def read(directories: list[Path]) -> dict[str, Any]:
     ]
     for run, (job, _) in zip(runs, best, strict=False):
         run["name"] = f"{job['number']}: {title(job)}"
-    tell_apart(runs)
+    names = [run["name"] for run in runs]
+    for run in runs:
+        if names.count(run["name"]) > 1:
+            run["name"] = f"{run['name']} ({run['directory']})"
     if not sweep and 2 <= len(runs) <= MOST_COMPARED:
         from utils.report.same import compare  # imports torch
 
         for run, directory in zip(runs[1:], directories[1:], strict=True):
             run["comparison"] = compare(directories[0], directory)
-    sets = set().union(*map(sets_of, directories))
+    sets = {folder.name for directory in directories for _, folder in evaluated_sets(directory)}
     judged = (runs[0]["headline"] or {}).get("name", "") if runs else ""
     charts = {"curves": charts_of(tables, sets, judged), "speed": speed_charts(tables)}
     return {"made": time.time(), "runs": runs, "sweep": sweep, "charts": charts}
-
-
-def tell_apart(runs: list[dict[str, Any]]) -> None:
-    """Adds the directory to a name that several runs have."""
-    names = [run["name"] for run in runs]
-    for run in runs:
-        if names.count(run["name"]) > 1:
-            run["name"] = f"{run['name']} ({run['directory']})"
 
 
 if __name__ == "__main__":

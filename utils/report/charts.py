@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.rundir.records import KINDS, Table
+from utils.rundir.records import KINDS, MetricTable
 
 Line = dict[str, str]  # kind (`train` or `eval`), name of the metric, label
 SHARES = re.compile(r"accuracy|share|mfu|recall|valid|exact_match|^eval/exact/|pass@")
@@ -31,7 +31,7 @@ def unit(name: str) -> str:
 
 
 def charts_of(
-    tables: Sequence[Mapping[str, Table]], sets: set[str], judged: str
+    tables: Sequence[Mapping[str, MetricTable]], sets: set[str], judged: str
 ) -> list[dict[str, Any]]:
     """Returns the charts of all runs' metrics, that of the `judged` metric first.
 
@@ -45,13 +45,13 @@ def charts_of(
         bound = INTERVAL.fullmatch(name)
         if kind not in KINDS or not parts or (bound and bound[1] in names):
             continue
-        of: list[str] = []
+        set_name: list[str] = []
         whole = "/".join(["eval", *parts[1:]])
         if kind == "eval" and len(parts) > 1 and (parts[0] in sets or whole in names):
             if whole in names and _are_equal(tables, name, whole):
-                continue
-            of, parts = parts[:1], parts[1:]
-        label = " · ".join([*of, *parts[1:]])
+                continue  # the only set has what all sets have: once is enough
+            set_name, parts = parts[:1], parts[1:]
+        label = " · ".join([*set_name, *parts[1:]])
         charts.setdefault(parts[0], []).append({"kind": kind, "name": name, "label": label})
     charts = _join_families(charts)
 
@@ -78,7 +78,7 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(name.startswith("eval/")), ""), *parts]
 
 
-def _are_equal(tables: Sequence[Mapping[str, Table]], one: str, other: str) -> bool:
+def _are_equal(tables: Sequence[Mapping[str, MetricTable]], one: str, other: str) -> bool:
     return all(
         np.array_equal(table["eval"].column(one), table["eval"].column(other), equal_nan=True)
         for table in tables
@@ -98,7 +98,7 @@ def _join_families(charts: Mapping[str, list[Line]]) -> dict[str, list[Line]]:
     return joined
 
 
-def speed_charts(tables: Sequence[Mapping[str, Table]]) -> list[dict[str, Any]]:
+def speed_charts(tables: Sequence[Mapping[str, MetricTable]]) -> list[dict[str, Any]]:
     """Returns the charts of speed and memory."""
     names = {name for table in tables for name in table["train"].columns}
     ranks = {
@@ -107,12 +107,10 @@ def speed_charts(tables: Sequence[Mapping[str, Table]]) -> list[dict[str, Any]]:
         if (match := re.fullmatch(r"memory/rank_(\d+)/peak_bytes", name))
     }
     parts = {"step": "whole step", "data_wait": "data", "all_reduce": "other ranks"}
+    parts["checkpoint"] = "checkpoint"
     wanted = {
         "examples per second": {"speed/examples_per_s": ""},
-        "time of a step": {
-            f"speed/{part}_ms": label
-            for part, label in (parts | {"checkpoint": "checkpoint"}).items()
-        },
+        "time of a step": {f"speed/{part}_ms": label for part, label in parts.items()},
         "peak memory": ranks or {"memory/peak_bytes": ""},
         "model FLOPs utilisation": {"speed/mfu": ""},
     }
@@ -132,7 +130,7 @@ def speed_charts(tables: Sequence[Mapping[str, Table]]) -> list[dict[str, Any]]:
     ]
 
 
-def curves(table: Table, points: int) -> dict[str, Any]:
+def curves(table: MetricTable, points: int) -> dict[str, Any]:
     """Returns at most `points` points of each metric: the means of as many rows each, with the
     least and the largest value where they differ.
     """
@@ -154,7 +152,7 @@ def _curve(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | Non
         means = np.add.reduceat(np.where(there, values, 0.0), starts)
         means /= np.add.reduceat(there, starts, dtype=np.int64)
         ends = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
-    mean, least, most = ([_round(each) for each in part.tolist()] for part in (means, *ends))
+    mean, least, most = ([_round(value) for value in part.tolist()] for part in (means, *ends))
     return {"mean": mean} if mean == least == most else {"mean": mean, "min": least, "max": most}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from utils.checkpoint import tools
-from utils.report.reading import checkpoint_steps, digests
+from utils.checkpoint.folders import steps_in
+from utils.report.history import digests
 from utils.rundir.records import KINDS, read_events, read_metrics
 
 
@@ -23,10 +24,10 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     checkpoints = _compare_checkpoints(one, other)
     differences = [metric] if metric else []
     tensors = None
-    for each in checkpoints:
-        if not each["same"]:
-            differences.append((each["step"], each["what"]))
-            tensors = each.pop("tensors", None)
+    for row in checkpoints:
+        if not row["same"]:
+            differences.append((row["step"], row["what"]))
+            tensors = row.pop("tensors", None)
             break
     if differences:
         step = min(step for step, _ in differences)
@@ -35,15 +36,15 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     elif steps or checkpoints:
         step, same = None, True
         seen = [f"{steps:,} logged steps"] if steps else []
-        seen += [f"{len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)}"] * bool(checkpoints)
-        bits = (
-            "The same to the bit" if checkpoints else "The same metrics; no checkpoint to compare"
-        )
-        text = f"{bits}: {' and '.join(seen)} compared."
+        claim = "The same metrics; no checkpoint to compare"
+        if checkpoints:
+            claim = "The same to the bit"
+            seen.append(f"{len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)}")
+        text = f"{claim}: {' and '.join(seen)} compared."
     else:
         step, same, text = None, None, "Nothing to compare: no step in common."
-    told = {"same": same, "step": step, "text": text}
-    return told | {"checkpoints": checkpoints, "tensors": tensors}
+    found = {"same": same, "step": step, "text": text}
+    return found | {"checkpoints": checkpoints, "tensors": tensors}
 
 
 def _compare_metrics(one: Path, other: Path) -> tuple[int, tuple[int, str] | None]:
@@ -54,13 +55,13 @@ def _compare_metrics(one: Path, other: Path) -> tuple[int, tuple[int, str] | Non
     common: set[int] = set()
     differing: list[tuple[int, bool, str, str]] = []
     for kind in KINDS:
-        mine, theirs = (table[kind] for table in tables)
-        both, here, there = np.intersect1d(mine.steps, theirs.steps, return_indices=True)
+        first, second = (table[kind] for table in tables)
+        both, in_first, in_second = np.intersect1d(first.steps, second.steps, return_indices=True)
         common.update(both.tolist())
-        for name in mine.columns.keys() & theirs.columns.keys():
+        for name in first.columns.keys() & second.columns.keys():
             if not name.startswith(f"{kind}/"):
                 continue
-            a, b = mine.columns[name][here], theirs.columns[name][there]
+            a, b = first.columns[name][in_first], second.columns[name][in_second]
             unequal = np.flatnonzero((a != b) & ~(np.isnan(a) | np.isnan(b)))
             if len(unequal):
                 at = unequal[0]
@@ -68,22 +69,23 @@ def _compare_metrics(one: Path, other: Path) -> tuple[int, tuple[int, str] | Non
                 differing.append((int(both[at]), name != "train/loss", name, values))
     if not differing:
         return len(common), None
-    step, _, name, values = min(differing)
-    return sum(each < step for each in common), (step, f"metric {name} ({values})")
+    step, _, name, values = min(differing)  # of one step the loss before others
+    return sum(other < step for other in common), (step, f"metric {name} ({values})")
 
 
 def _compare_checkpoints(one: Path, other: Path) -> list[dict[str, Any]]:
     """Compares the checkpoints that both still have, and the digests that both have recorded."""
-    mine, theirs = (
-        {each["step"]: each["digest"] for each in digests(run, read_events(run)) if each["digest"]}
-        for run in (one, other)
+    runs = (one, other)
+    first, second = (
+        {row["step"]: row["digest"] for row in digests(run, read_events(run)) if row["digest"]}
+        for run in runs
     )
-    both = checkpoint_steps(one) & checkpoint_steps(other)
+    kept_one, kept_other = ({*steps_in(run / "checkpoints")} for run in runs)
     rows = []
-    for step in sorted(both | (mine.keys() & theirs.keys())):
-        row: dict[str, Any] = {"step": step, "digests": [mine.get(step), theirs.get(step)]}
-        if step in both:
-            found = tools.compare(*(run / "checkpoints" / f"step_{step}" for run in (one, other)))
+    for step in sorted((kept_one & kept_other) | (first.keys() & second.keys())):
+        row: dict[str, Any] = {"step": step, "digests": [first.get(step), second.get(step)]}
+        if step in kept_one & kept_other:
+            found = tools.compare(*(run / "checkpoints" / f"step_{step}" for run in runs))
             row |= {"same": found["same"], "tensors": found["tensors"]}
             row["what"] = f"{found['count']:,} tensors compared"
             if found["unreadable"]:
@@ -92,9 +94,7 @@ def _compare_checkpoints(one: Path, other: Path) -> list[dict[str, Any]]:
                 of = f"{found['differing']:,} of {found['count']:,} tensors"
                 row["what"] = f"tensor {found['tensors'][0]['name']} of the checkpoint, {of} differ"
         else:
-            row |= {
-                "same": mine[step] == theirs[step],
-                "what": "the recorded digest of the checkpoint",
-            }
+            row["same"] = first[step] == second[step]
+            row["what"] = "the recorded digest of the checkpoint"
         rows.append(row)
     return rows

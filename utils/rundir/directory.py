@@ -14,6 +14,8 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,13 +31,14 @@ from utils.ranks.signals import STATUS
 from utils.rundir import folders
 from utils.rundir.append import AppendedFile, Troubles, keep_rows
 from utils.rundir.maker import PATIENCE_S, Maker
-from utils.rundir.progress import ProgressBar
 from utils.rundir.status import FINAL, Status, other_writer, state_of
 from utils.rundir.wandb_log import Tracker, resolve_mode
 
+PAUSE_S = 10.0  # between lines of progress
+
 
 class RunDirectory:
-    """Directory, log, metrics, status, W&B and progress bar of one run.
+    """Directory, log, metrics, status, W&B and terminal of one run.
 
     `with run:` locks the directory for this process.
     """
@@ -44,7 +47,6 @@ class RunDirectory:
         """With `evaluates`, `begin` chooses an unused directory instead, for an evaluation."""
         self.directory, self.dist, self._evaluates = directory, dist, evaluates
         self._lock = folders.Lock(directory)
-        self._bar = ProgressBar(dist.launcher, shown=dist.is_main)
         self._tracker = Tracker(self.say, dist.timeout_s / 2)
         self._troubles = Troubles(self._report)
         self._status: Status | None = None
@@ -54,7 +56,9 @@ class RunDirectory:
         self._maker: Maker | None = None  # of the report page
         self._early: list[str] = []  # lines printed before there is a log
         self._step: int | None = None
-        self._began = 0
+        self._began = 0  # the step at which this start began
+        self._first: tuple[float, int] | None = None  # time and step when progress was first told
+        self._printed = -math.inf  # the time of the last such line
 
     @property
     def wandb_id(self) -> str | None:
@@ -178,7 +182,7 @@ class RunDirectory:
     def say(self, text: str) -> None:
         """Writes a line to the terminal and to log.txt; names in it may be a stranger's."""
         text = visible_lines(text)
-        self._bar.say(text)
+        self._print(text)
         if self._status is None and self.dist.is_main:
             self._early.append(text)
         self._note(text)
@@ -208,8 +212,34 @@ class RunDirectory:
         headline_value: float | None,
         examples_per_s: float | None,
     ) -> None:
-        """Moves the progress bar; None stands for a value that is not known yet."""
-        self._bar.update(step, total, loss, (headline_name, headline_value), examples_per_s)
+        """Prints where the run is, every ten seconds; None stands for a value that is not known
+        yet.
+        """
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now, step
+        if step < total and now - self._printed < PAUSE_S:
+            return
+        self._printed = now
+        texts = [f"{100 * step / max(1, total):3.0f}%", f"step {step}/{total}"]
+        if loss is not None:
+            texts.append(f"loss {loss:.3g}")
+        if headline_value is not None:
+            number = ".1%" if "accuracy" in headline_name else ".4g"
+            texts.append(f"{headline_name.replace('_', ' ')} {headline_value:{number}}")
+        if examples_per_s is not None:
+            texts.append(f"{examples_per_s:,.0f} examples/s")
+        began, first = self._first
+        if first < step < total:
+            seconds = (now - began) / (step - first) * (total - step)
+            texts.append(f"{timedelta(seconds=round(seconds))} left")
+        self._print("  ".join(texts))
+
+    def _print(self, text: str) -> None:
+        # the reader may have gone (`| head`), the disk be full, or the stream closed
+        with suppress(OSError, ValueError):
+            if self.dist.is_main:
+                print(text, flush=True)
 
     def mark(
         self, state: str, reason: str = "", step: int | None = None, exit_status: int | None = None
@@ -276,7 +306,6 @@ class RunDirectory:
         if not ok:
             self._fail()
         self._finish_report(0.0 if hurry else PATIENCE_S)
-        self._bar.close()
         self._tracker.close(ok, hurry)
         for file in (self._metrics, self._log, self._events, self._status):
             if file is not None:
@@ -310,17 +339,12 @@ class RunDirectory:
         if error is not None and state not in FINAL:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             # if another rank failed first, its error is the cause
-            known = self.dist.watch.cause if self.dist.watch is not None else None
-            self.mark(
-                state,
-                (known.text if known else f"{type(error).__name__}: {error}".rstrip(": "))[:500],
-            )
+            cause = self.dist.watch.cause if self.dist.watch is not None else None
+            reason = cause.text if cause else f"{type(error).__name__}: {error}".rstrip(": ")
+            self.mark(state, reason[:500])
         # whoever asked to stop will not wait long, and neither do the other ranks of a failed run
-        self.close(
-            ok=error is None,
-            hurry=state in ("stopped", "requeue")
-            or (error is not None and self.dist.world_size > 1),
-        )
+        failed_together = error is not None and self.dist.world_size > 1
+        self.close(error is None, hurry=state in ("stopped", "requeue") or failed_together)
 
     def _claim(self) -> str:
         """Locks the directory before anything in it is read. Returns who else has it, or ""."""
@@ -338,7 +362,7 @@ class RunDirectory:
 
     def _report(self, name: str, text: str) -> None:
         """Reports trouble with a file; only the terminal can tell about log.txt."""
-        (self._bar.say if name == "log.txt" else self.say)(text)
+        (self._print if name == "log.txt" else self.say)(text)
 
 
 def _strict(value: Any) -> float | int | None:

@@ -17,7 +17,6 @@ from utils.errors import ConfigError, brief, visible
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
-TRIES = 100
 WRITTEN = ("checkpoints", "evaluations")  # folders in a run's folder that it writes into
 
 
@@ -30,7 +29,6 @@ class Lock:
     def __init__(self, directory: Path) -> None:
         self._directory = Path(os.path.realpath(directory))  # one lock for all spellings
         self._lock = FileLock(self._directory.with_name(f".{self._directory.name}.lock"))
-        self._made: list[Path] = []  # folders that were not there before, outermost first
 
     def acquire(self) -> bool:
         """Locks until `release` or the end of this process. Returns whether it could.
@@ -39,33 +37,23 @@ class Lock:
         """
         if self._lock.is_locked:
             return True
-        for tries_left in reversed(range(TRIES)):
-            try:
-                for folder in reversed(self._directory.parents):
-                    if not folder.exists():
-                        folder.mkdir(exist_ok=True)
-                        self._made.append(folder)
-                self._lock.acquire(blocking=False)
-                break
-            except Timeout:
-                return False
-            except OSError as error:
-                if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
-                    break
-                # another run may just have removed the folders that it made
-                if error.errno not in (errno.ENOENT, errno.EEXIST) or not tries_left:
-                    raise creation_error(self._directory, error) from None
+        try:
+            self._directory.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+                raise creation_error(self._directory, error) from None
         return True
 
     def release(self) -> None:
-        """Removes the file, and the folders that were made for it if they are empty."""
+        """Unlocks, and removes the file. Does nothing to a lock that another process has."""
         if self._lock.is_locked:
+            # while it is still locked: a process that has opened it sees that it is gone
             with suppress(OSError):
-                os.unlink(self._lock.lock_file)  # whoever waits for it sees that it is gone
+                os.unlink(self._lock.lock_file)
             self._lock.release()
-        with suppress(OSError):
-            while self._made:
-                self._made.pop().rmdir()
 
 
 def make(directory: Path, move: bool) -> str:
@@ -73,8 +61,9 @@ def make(directory: Path, move: bool) -> str:
     moved = ""
     try:
         if move and any((directory / mark).exists() for mark in MARKS):
-            names = (directory.with_name(f"{directory.name}.old-{n}") for n in itertools.count(1))
-            directory.rename(aside := next(name for name in names if not name.exists()))
+            places = (directory.with_name(f"{directory.name}.old-{n}") for n in itertools.count(1))
+            aside = next(place for place in places if not place.exists())
+            directory.rename(aside)
             moved = aside.name
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,13 +72,15 @@ def make(directory: Path, move: bool) -> str:
 
 
 def make_another(directory: Path) -> Path:
-    """Creates the directory, or `name-2`, `name-3` … where a run exists, without races."""
+    """Creates the directory, or `name-2`, `name-3` … where a run exists. Several processes may do
+    so at once.
+    """
     for number in itertools.count(1):
         chosen = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
         try:
             chosen.mkdir(parents=True, exist_ok=True)
             if not any((chosen / mark).exists() for mark in MARKS):
-                # only one of several processes can create it
+                # mode x: only one of several processes can create the file
                 open(chosen / MARKS[0], "x").close()
                 break
         except FileExistsError:

@@ -11,7 +11,7 @@ from pathlib import Path
 from utils.errors import brief
 from utils.files import ROOT
 
-FILE = "report.html"
+REPORT_FILE = "report.html"
 GAP_S = 5.0  # evaluations that follow each other faster share a page
 PATIENCE_S = 5.0  # to wait at the end of a run; a slower page is still finished later
 
@@ -27,24 +27,26 @@ class Maker:
 
     @property
     def path(self) -> Path:
-        return self._directory / FILE
+        return self._directory / REPORT_FILE
 
     def draw(self) -> None:
         """Starts drawing, unless a page is being drawn or has just been."""
-        if not self._is_busy() and time.monotonic() - self._started >= GAP_S:
+        if self._wait(0.0) and time.monotonic() - self._started >= GAP_S:
             self._start()
 
     def finish(self, patience_s: float = PATIENCE_S) -> None:
         """Draws the last page. Waits up to `patience_s` for it, then leaves it to itself."""
         deadline = time.monotonic() + patience_s
-        self._wait(deadline)  # it may have read the files too early
+        self._wait(patience_s)  # it may have read the files too early
         self._start()
-        self._wait(deadline)
+        self._wait(max(0.0, deadline - time.monotonic()))
 
     def _start(self) -> None:
         null = subprocess.DEVNULL
         self._started = time.monotonic()
         try:
+            # stderr is a pipe of its own: with the run's, whoever reads the run's output to its end
+            # would wait for a page that is still being drawn
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "utils.report", "--beside", str(self._directory)],
                 stdin=null,
@@ -54,32 +56,23 @@ class Maker:
                 start_new_session=True,
             )
         except OSError as error:
-            self._note(f"{FILE} cannot be made ({brief(error)})")
+            self._note(f"{REPORT_FILE} cannot be made ({brief(error)})")
 
-    def _is_busy(self) -> bool:
+    def _wait(self, seconds: float) -> bool:
+        """Waits for the page that is being drawn. Returns whether it is done, and notes why it
+        failed.
+        """
         if self._process is None:
-            return False
-        status = self._process.poll()
-        if status is None:
             return True
-        self._note_failure(self._process, status)
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        assert self._process.stderr is not None
+        with self._process.stderr as stream:
+            lines = stream.read().decode(errors="replace").splitlines()
         self._process = None
-        return False
-
-    def _note_failure(self, process: subprocess.Popen[bytes], status: int) -> None:
-        """Logs why a process that has ended failed, if it did, in one line."""
-        assert process.stderr is not None
-        with process.stderr as stream:
-            lines = stream.read(1 << 16).decode(errors="replace").splitlines() if status else []
         if status:
             reason = lines[-1] if lines else f"exit status {status}"
-            self._note(f"{FILE} cannot be made ({brief(reason)})")
-
-    def _wait(self, deadline: float) -> None:
-        if self._process is None:
-            return
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return
-        self._is_busy()
+            self._note(f"{REPORT_FILE} cannot be made ({brief(reason)})")
+        return True

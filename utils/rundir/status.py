@@ -20,10 +20,10 @@ from typing import Any
 from utils.files import read_row, write_whole
 from utils.rundir.append import Troubles
 
-FILE = "status.json"
+STATUS_FILE = "status.json"
 # a batch script does not know the run's directory: it sets this variable to the path of a file, and
 # reads there how the run ended
-COPY = "LOCKSTEP_STATUS"
+STATUS_VARIABLE = "LOCKSTEP_STATUS"
 # success; asked to stop; asked to stop and be restarted; an error
 FINAL = ("finished", "stopped", "requeue", "failed")
 LOST = "lost"  # what readers call a run that says `running` and is gone
@@ -36,7 +36,7 @@ class Status:
 
     def __init__(self, directory: Path, troubles: Troubles) -> None:
         self.state = ""
-        self._directory, self._path, self._troubles = directory, directory / FILE, troubles
+        self._directory, self._path, self._troubles = directory, directory / STATUS_FILE, troubles
         self._folder = os.stat(directory)
         self._row: dict[str, Any] = {}
         self._taken = ""
@@ -45,7 +45,7 @@ class Status:
 
     def write(self, state: str, reason: str, step: int | None, exit_status: int | None) -> None:
         """Replaces the file. `self.state` changes even if the disk refuses the file."""
-        with self._troubles.writing(FILE), self._lock:
+        with self._troubles.writing(STATUS_FILE), self._lock:
             self.state = state
             self._row = {
                 "state": state,
@@ -60,7 +60,7 @@ class Status:
                 "launch": _launch(),
             }
             self._publish()
-            if copy := os.environ.get(COPY):
+            if copy := os.environ.get(STATUS_VARIABLE):
                 write_whole(Path(copy), self._text())
 
     def keep_alive(self, step: Callable[[], int | None]) -> None:
@@ -68,7 +68,7 @@ class Status:
 
         def beat() -> None:
             while not self._closed.wait(BEAT_S):
-                with self._troubles.writing(FILE), self._lock:
+                with self._troubles.writing(STATUS_FILE), self._lock:
                     if self.state == "running":
                         self._row |= {"heartbeat": time.time(), "step": step()}
                         self._publish()
@@ -114,7 +114,7 @@ def state_of(directory: Path) -> str:
     """Returns the state in status.json, `lost` if a run that says `running` is gone, or an empty
     string if there is none.
     """
-    row = read_row(directory / FILE)
+    row = read_row(directory / STATUS_FILE)
     state = str(row.get("state", ""))
     return LOST if state == "running" and not is_alive(row) else state
 
@@ -136,7 +136,7 @@ def other_writer(directory: Path) -> str:
     For hosts that a lock does not reach. A run that its launcher has moved to this host is not
     another.
     """
-    row = read_row(directory / FILE)
+    row = read_row(directory / STATUS_FILE)
     going_on = row.get("state") == "running" and is_alive(row) and not _is_ours(row)
     return _name(row) if going_on and not started_again(directory) else ""
 
@@ -146,7 +146,7 @@ def started_again(directory: Path) -> bool:
     env = os.environ
     restarts = env.get("TORCHELASTIC_RESTART_COUNT", "0"), env.get("SLURM_RESTART_COUNT", "0")
     return any(each != "0" for each in restarts) and (
-        read_row(directory / FILE).get("launch") == _launch()
+        read_row(directory / STATUS_FILE).get("launch") == _launch()
     )
 
 

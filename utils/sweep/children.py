@@ -5,15 +5,16 @@ to them.
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import torch
 
@@ -22,11 +23,15 @@ from utils.errors import ConfigError, Stopped, visible
 from utils.files import ROOT, read_row
 from utils.ranks import signals
 from utils.ranks.launchers import FAMILIES
-from utils.rundir.status import COPY, FILE, FINAL
+from utils.rundir.status import FINAL, STATUS_FILE, STATUS_VARIABLE
 
 LOOK_S = 0.1
+PRINT_S = 2.0  # for the last lines of a job, whose pipe a process of its own may keep open
 # variables that would make a child think that it is a rank
-NOT_THEIRS = {family.rank for family in FAMILIES.values()} | {"MASTER_ADDR", "MASTER_PORT", COPY}
+NOT_FOR_CHILDREN = {
+    *(family.rank for family in FAMILIES.values()),
+    *("MASTER_ADDR", "MASTER_PORT", STATUS_VARIABLE),
+}
 TORCHRUN = [
     *("-m", "torch.distributed.run", "--standalone"),
     "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
@@ -49,24 +54,24 @@ class Job:
 
     def row(self) -> dict[str, Any]:
         """Returns what the report reads of a job."""
-        given = (each.partition("=") for each in self.overrides)
-        about = {key.lstrip("+~"): value for key, _, value in given if key[:6] != "sweep."}
+        pairs = (override.partition("=") for override in self.overrides)
+        about = {key.lstrip("+~"): value for key, _, value in pairs if key[:6] != "sweep."}
         directory = str(self.directory or "")
         return {"number": self.number, "overrides": about, "directory": directory}
 
     def command(self, ranks: int) -> list[str]:
         """Returns the command that runs it as a process of its own, under its name."""
         assert self.config is not None
-        own = [each for each in self.overrides if not each.startswith("sweep.")]
+        overrides = [text for text in self.overrides if not text.startswith("sweep.")]
         name = self.config.run_name
         if self.config.eval_only:
             name = name.removesuffix("-evaluation")
         launcher = [*TORCHRUN, f"--nproc-per-node={ranks}"] if ranks > 1 else []
         program = str(ROOT / "pretrain.py")
-        return [sys.executable, *launcher, program, *_options(), *own, f"run_name='{name}'"]
+        return [sys.executable, *launcher, program, *_options(), *overrides, f"run_name='{name}'"]
 
     def status_row(self) -> dict[str, Any]:
-        return read_row(self.directory / FILE) if self.directory else {}
+        return read_row(self.directory / STATUS_FILE) if self.directory else {}
 
     @property
     def is_requeued(self) -> bool:
@@ -84,7 +89,7 @@ class Child:
     job: Job
     process: subprocess.Popen[bytes]
     share: int  # the number of its share of the machine
-    unfinished: dict[int, bytes] = field(default_factory=dict)  # beginnings of lines, by descriptor
+    printers: list[threading.Thread]  # of what it prints
 
 
 class Children:
@@ -105,11 +110,10 @@ class Children:
             at_once, settings.ranks, os.environ, gpus, len(os.sched_getaffinity(0))
         )
         self._running: list[Child] = []
-        self._pipes = selectors.DefaultSelector()
 
     def run(self) -> None:
         """Runs all jobs; raises Stopped if a signal came, once the jobs have saved and ended."""
-        # as rank 1, which prints nothing about signals: the children do
+        # as rank 1, which prints nothing about signals, since the children do
         signals.install(1, self._kill_all)
         signals.defer()
         forwarded = False
@@ -123,10 +127,11 @@ class Children:
                         break
                 while len(self._running) < len(self._shares) and (job := self._next()):
                     self._start(job)
-                self._listen()
-                for child in [each for each in self._running if each.process.poll() is not None]:
-                    self._end(child)
-                    self._on_end()
+                time.sleep(LOOK_S)
+                for child in list(self._running):
+                    if child.process.poll() is not None:
+                        self._end(child)
+                        self._on_end()
         finally:
             self._kill_all(0, "")
         if signum := signals.stop_signal():
@@ -145,7 +150,9 @@ class Children:
         self._left.remove(job)
         taken = {child.share for child in self._running}
         number = next(i for i in range(len(self._shares)) if i not in taken)
-        environment = {key: value for key, value in os.environ.items() if key not in NOT_THEIRS}
+        environment = {
+            key: value for key, value in os.environ.items() if key not in NOT_FOR_CHILDREN
+        }
         apart = subprocess.PIPE if len(self._shares) > 1 else None
         print(f"job {job.number} of {len(self._all)}: {' '.join(job.overrides)}", flush=True)
         process = subprocess.Popen(
@@ -156,43 +163,19 @@ class Children:
             stderr=apart,
             start_new_session=True,
         )
-        child = Child(job, process, number)
-        self._running.append(child)
-        for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            if stream is not None:
-                os.set_blocking(stream.fileno(), False)
-                self._pipes.register(stream, selectors.EVENT_READ, (child, out))
-
-    def _listen(self) -> None:
-        if not self._pipes.get_map():
-            with suppress(subprocess.TimeoutExpired):
-                self._running[0].process.wait(LOOK_S)
-            return
-        for key, _ in self._pipes.select(LOOK_S):
-            if not self._take(key.fileobj, *key.data):  # type: ignore[arg-type]
-                self._pipes.unregister(key.fileobj)
-
-    def _take(self, stream: IO[bytes], child: Child, out: Any) -> bool:
-        """Prints whole lines after the job's number; returns whether there may be more."""
-        try:
-            text = os.read(stream.fileno(), 1 << 16)
-        except BlockingIOError:
-            return True
-        *lines, rest = (child.unfinished.pop(stream.fileno(), b"") + text).split(b"\n")
-        child.unfinished[stream.fileno()] = rest
-        for line in lines if text else [rest] if rest else []:
-            print(
-                f"{child.job.number}: {visible(line.decode(errors='replace'))}",
-                file=out,
-                flush=True,
-            )
-        return bool(text)
+        printers = [
+            threading.Thread(target=_print_lines, args=(stream, out, job.number), daemon=True)
+            for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+            if stream is not None
+        ]
+        for printer in printers:
+            printer.start()
+        self._running.append(Child(job, process, number, printers))
 
     def _end(self, child: Child) -> None:
         self._running.remove(child)
-        for key in [key for key in self._pipes.get_map().values() if key.data[0] is child]:
-            self._take(key.fileobj, *key.data)  # type: ignore[arg-type]
-            self._pipes.unregister(key.fileobj)
+        for printer in child.printers:
+            printer.join(PRINT_S)
         status, row = child.process.returncode, child.job.status_row()
         # torchrun hides the status of its ranks
         recorded = row.get("exit_status") if row.get("state") in FINAL else None
@@ -211,10 +194,20 @@ class Children:
         return True
 
 
+def _print_lines(stream: IO[bytes], out: TextIO, number: int) -> None:
+    """Prints the lines of a job after its number."""
+    for line in stream:
+        text = visible(line.decode(errors="replace").rstrip("\n"))
+        # where the reader has gone, reading goes on, or the job would wait for room in the pipe
+        with suppress(OSError, ValueError):
+            out.write(f"{number}: {text}\n")  # in one piece: other jobs print as well
+            out.flush()
+
+
 def _options() -> list[str]:
     """Returns the options of this process that its jobs need as well: where configurations lie."""
     options = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else []
-    return [*(each for each in options if each not in ("-m", "--multirun")), "--"]
+    return [*(option for option in options if option not in ("-m", "--multirun")), "--"]
 
 
 def shares(
@@ -225,21 +218,22 @@ def shares(
         raise ConfigError(
             f"sweep.ranks={ranks}: there are {len(gpus)} GPUs, and each rank takes one"
         )
-    each: list[dict[str, str]] = [{} for _ in range(at_once)]
+    parts: list[dict[str, str]] = [{} for _ in range(at_once)]
     if at_once * ranks == 1:
-        return each
-    for number, share in enumerate(each):
+        return parts
+    for number, share in enumerate(parts):
         if "OMP_NUM_THREADS" not in environment:
             share["OMP_NUM_THREADS"] = str(max(1, cores // (at_once * ranks)))
         if gpus:  # jobs share them if there are too few
-            own = (gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(own)
-    return each
+            taken = (gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
+    return parts
 
 
 def gpus_here(environment: Mapping[str, str]) -> list[str]:
     """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    given = environment.get("CUDA_VISIBLE_DEVICES")
-    if given is None:
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
         return [str(number) for number in range(torch.cuda.device_count())]
-    return [name.strip() for name in given.split(",") if name.strip() and not given.startswith("-")]
+    names = [name.strip() for name in listed.split(",")]
+    return [] if listed.startswith("-") else [name for name in names if name]

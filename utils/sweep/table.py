@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.errors import ConfigError
 from utils.files import ROOT, read_text, write_whole
 from utils.rundir.records import read_config, read_metrics
 from utils.rundir.status import state_of
@@ -38,7 +37,7 @@ def result(directory: Path) -> Result:
     if not metric:
         return Result()
     tables, name, lower = read_metrics(directory), metric.removeprefix("-"), metric.startswith("-")
-    values = [value for table in tables.values() for value in table.known(name).values()]
+    values = [value for table in tables.values() for value in table.by_step(name).values()]
     steps = [int(table.steps[-1]) for table in tables.values() if len(table.steps)]
     return Result(
         name,
@@ -106,27 +105,22 @@ def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:
     """Returns the jobs, best first and those without a value last, their metric, and whether the
     lower is the better.
     """
-    try:
-        listed = json.loads(read_text(folder / JOBS))
-        jobs: list[dict[str, Any]] = [
-            {
-                "number": int(each["number"]),
-                "keys": {str(key): str(value) for key, value in each["overrides"].items()},
-                "directory": str(each["directory"]),
-            }
-            for each in listed
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{folder / JOBS}: cannot be read ({error})") from None
-    results = [result(Path(job["directory"])) if job["directory"] else Result() for job in jobs]
-    every = {key for job in jobs for key in job["keys"]}
-    vary = {key for key in every if len({job["keys"].get(key) for job in jobs}) > 1} or every
-    for job, found in zip(jobs, results, strict=True):
-        job["keys"] = {key: value for key, value in job["keys"].items() if key in vary}
-        state = state_of(Path(job["directory"])) if job["directory"] else "failed"
-        job["state"] = state or "waiting"
-        job |= {key: getattr(found, key) for key in ("value", "best", "step", "seconds")}
-    known = next((each for each in results if each.metric), Result())
-    sign = 1 if known.lower else -1
+    jobs = json.loads(read_text(folder / JOBS))
+    all_keys = {key for job in jobs for key in job["overrides"]}
+    differing = {
+        key for key in all_keys if len({job["overrides"].get(key) for job in jobs}) > 1
+    } or all_keys
+    judged = Result()
+    for job in jobs:
+        overrides = job.pop("overrides")
+        job["keys"] = {key: value for key, value in overrides.items() if key in differing}
+        found, state = Result(), "failed"  # a job that is refused has no directory
+        if job["directory"]:
+            directory = Path(job["directory"])
+            found, state = result(directory), state_of(directory) or "waiting"
+        job |= {"state": state, "value": found.value, "best": found.best}
+        job |= {"step": found.step, "seconds": found.seconds}
+        judged = judged if judged.metric else found
+    sign = 1 if judged.lower else -1
     jobs.sort(key=lambda job: (job["value"] is None, sign * (job["value"] or 0.0)))
-    return jobs, known.metric, known.lower
+    return jobs, judged.metric, judged.lower

@@ -10,7 +10,8 @@ import pytest
 
 from tests.browser import opened
 from utils.measure.scene import levels, scene
-from utils.report.__main__ import FILE, main
+from utils.report.__main__ import main
+from utils.rundir.maker import REPORT_FILE
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&lt;b&gt;"
 SOLUTION = "1234341221434321"
@@ -88,7 +89,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in all_scenes().items():
         (folder / name).write_text(content)
     assert main([str(directory)]) == 0
-    return directory / FILE
+    return directory / REPORT_FILE
 
 
 @pytest.fixture
