@@ -77,16 +77,15 @@ class OptimizerState:
 
     def _changed(self, number: int) -> list[dict[str, Any]]:
         """Returns the values in each group that are not those that it was built with."""
-        groups = zip(self._optimizers[number].param_groups, self._built[number], strict=True)
-        return [
-            {
-                key: value
-                for key, value in group.items()
-                if key not in SET_BY_RUN
-                and (isinstance(value, Tensor) or _text(value) != built.get(key))
-            }
-            for group, built in groups
-        ]
+        optimizer = self._optimizers[number]
+        changed: list[dict[str, Any]] = []
+        for group, built in zip(optimizer.param_groups, self._built[number], strict=True):
+            changed.append({})
+            for key in (key for key in group if key not in SET_BY_RUN):
+                # tensors may change in place, which no comparison would show
+                if isinstance(group[key], Tensor) or _text(group[key]) != built.get(key):
+                    changed[-1][key] = group[key]
+        return changed
 
     def _packed(self, value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         """Returns what JSON can hold of a value, and puts its tensors into `tensors`."""
@@ -120,12 +119,11 @@ class OptimizerState:
         if kind == "tensor":
             return saved[content].to(packed.get("on", self._device))
         if kind == "dict":
-            return {
-                self._parameters[key["parameter"]] if isinstance(key, dict) else key: (
-                    self._unpacked(child, saved)
-                )
-                for key, child in content
-            }
+            unpacked = {}
+            for key, child in content:
+                at = self._parameters[key["parameter"]] if isinstance(key, dict) else key
+                unpacked[at] = self._unpacked(child, saved)
+            return unpacked
         children = [self._unpacked(child, saved) for child in content]
         return children if kind == "list" else tuple(children)
 

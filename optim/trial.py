@@ -121,24 +121,18 @@ def _train(config: Any, small: Mapping[str, Tensor]) -> Trained:
         memory = OptimizerState(optimizers, parameters)
         for optimizer in swapping(optimizers):
             optimizer.train()
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["base_lr"] = LR  # in place of that of the run, which may be tiny or 0
         for step in range(STEPS):
             for name, parameter in parameters.items():
                 parameter.grad = small[name][1 + step].clone()
+            set_lr(optimizers, 1.0)
             for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["base_lr"] = LR  # in place of that of the run, which may be tiny or 0
-                set_lr([optimizer], 1.0)
                 _step(optimizer)
-    owners = {
-        id(parameter): number
-        for number, optimizer in enumerate(optimizers)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    updates = {
-        f"{owners[id(parameter)]}/{name}/update": parameter.detach() - small[name][0]
-        for name, parameter in parameters.items()
-    }
+    updates = {}
+    for number, (_, names) in enumerate(claimed(config, parameters)):
+        for name in names:
+            updates[f"{number}/{name}/update"] = parameters[name].detach() - small[name][0]
     return Trained(optimizers, memory.state(), updates)
 
 

@@ -120,18 +120,18 @@ class Decompose(Objective):
             parameters, lr=self.keys.warmup_lr, weight_decay=0.0, foreach=True
         )
         for step in range(self.keys.warmup_steps):
-            if step % SIGNAL_STEPS == 0 and (
-                signum := signals.agreed_signal(dist.sums(signals.flags))
-            ):
-                raise Stopped(
-                    signum,
-                    f"{signal.Signals(signum).name} in the warm-up, which begins again with the"
-                    " same command",
-                )
+            if step % SIGNAL_STEPS == 0:
+                self._stop_if_asked(dist)
             optimizer.zero_grad()
             self._faithfulness().backward()
             optimizer.step()
         optimizer.zero_grad()  # or the first step would begin with the warm-up's last gradients
+
+    def _stop_if_asked(self, dist: Dist) -> None:
+        if signum := signals.agreed_signal(dist.sums(signals.flags)):
+            name = signal.Signals(signum).name
+            message = f"{name} in the warm-up, which begins again with the same command"
+            raise Stopped(signum, message)
 
     def _first_inputs(self, source: Any, noise: Noise) -> list[list[Tensor]]:
         """Returns the inputs of each matrix in the first step, for each shard of this rank."""
@@ -244,12 +244,12 @@ class Decompose(Objective):
         if self.model.predicts_tokens or inputs[0].device.type != "cpu":
             return None, None
         empty = torch.stack([(of_matrix == 0).all(-1) for of_matrix in inputs]).all(0)
-        (full,), (none,) = (~empty).nonzero(as_tuple=True), empty.nonzero(as_tuple=True)
-        if not len(none):
+        rows, empty_rows = (~empty).nonzero()[:, 0], empty.nonzero()[:, 0]
+        if not len(empty_rows):
             return None, None
-        repeats = widen(torch.ones(len(full) + 1, dtype=inputs[0].dtype))
-        repeats[-1] = len(none)
-        return torch.cat((full, none[:1])), repeats
+        repeats = widen(torch.ones(len(rows) + 1, dtype=inputs[0].dtype))
+        repeats[-1] = len(empty_rows)
+        return torch.cat((rows, empty_rows[:1])), repeats
 
     def _reconstruction(self, examples: _Examples, ctx: Context) -> dict[str, Tensor]:
         """Returns the losses that compare masked nets with the target, each with its own draws."""

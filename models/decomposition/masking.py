@@ -26,11 +26,10 @@ class Masks:
     @classmethod
     def between(cls, gates: Tensor, sources: Tensor) -> Masks:
         """Returns masks between gates [B, …, K] and 1: gate + (1 - gate) × source. `sources`
-        [B, Q, …, K or K + S] are from 0 to 1; those beyond K are the masks of the rests.
+        [B, Q, …, K + S] are from 0 to 1; the last S are the masks of the rests.
         """
         gates, count = gates.unsqueeze(1), gates.shape[-1]
-        components = torch.addcmul(gates, 1 - gates, sources[..., :count])
-        return cls(components, sources[..., count:] if sources.shape[-1] > count else None)
+        return cls(torch.addcmul(gates, 1 - gates, sources[..., :count]), sources[..., count:])
 
     def of_matrix(self, model: Components, number: int, passes: slice | int = slice(None)) -> Mask:
         """Returns the masks of one matrix in these passes; in a single one without a dimension for
@@ -50,7 +49,7 @@ def route(masks: Masks, model: Components, noise: Noise, batch: int, rows: Tenso
     shape, matrices = (batch, 1, *masks.components.shape[2:-1]), len(model.names)
     drawn = noise.uniform("subset", (*shape, matrices), rows)
     most = (noise.uniform("subset size", shape, rows) * matrices).floor()  # 0 … S - 1
-    chosen = drawn.argsort(-1).argsort(-1) <= most.unsqueeze(-1)
+    chosen = drawn.argsort(-1).argsort(-1) <= most.unsqueeze(-1)  # by the rank of each draw
     masked = chosen.to(masks.components.dtype)
     whole = 1 - masked  # all components, and the rest
     kept = model.for_each_component(masked) * masks.components
