@@ -205,7 +205,9 @@ def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Self-attention by PyTorch's fused kernel. Several heads may share keys and values."""
+    """Self-attention, as `models/attention.py` computes it. Several heads may share keys and
+    values.
+    """
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ def shares_are_small(dist: Dist) -> None:
     ema, memory = EMA(sync.parameters, 0.5), OptimizerState([optimizer], sync.parameters)
     step_of(sync, wrapped, width)
     optimizer.step()
-    of_optimizer = {name: each for name, each in memory.state().items() if VALUES not in name}
+    of_optimizer = {name: held for name, held in memory.state().items() if VALUES not in name}
     for copies, tensors in ((1, sync.parameters), (1, ema.state()), (2, of_optimizer)):
         share = sum(tensor.numel() for tensor in tensors.values())
         assert share < copies * 3 * width / dist.world_size + 8 * len(tensors)
