@@ -168,9 +168,17 @@ class Decompose(Objective):
         if rows is not None:
             x, target_out = x[rows], target_out[rows]
             inputs = [of_matrix[rows] for of_matrix in inputs]
-        logits, count = self.model.gate_logits(inputs), len(batch["inputs"])
-        gates = LowerLeaky.apply(logits)
-        return _Examples(x, documents, widen(target_out), logits, gates, count, rows, repeats)
+        logits = self.model.gate_logits(inputs)
+        return _Examples(
+            x=x,
+            documents=documents,
+            target_out=widen(target_out),
+            logits=logits,
+            gates=LowerLeaky.apply(logits),
+            batch=len(batch["inputs"]),
+            rows=rows,
+            repeats=repeats,
+        )
 
     def predict(self, batch: Batch) -> Prediction:
         """Measures the error of the outputs with all components, with masks equal to the gates, and

@@ -178,15 +178,14 @@ class GPT(nn.Module):
         attention = Attention(
             shape.hidden_size,
             shape.num_heads,
-            shape.keys,
-            eps if shape.qk_norm else None,
-            shape.head_width,
-            shape.qk_weights,
-            shape.qkv_bias,
+            kv_heads=shape.keys,
+            norm_eps=eps if shape.qk_norm else None,
+            head_width=shape.head_width,
+            norm_weights=shape.qk_weights,
+            bias=shape.qkv_bias,
         )
-        return DecoderBlock(
-            shape.hidden_size, eps, attention, SwiGLU(shape.hidden_size, shape.gated)
-        )
+        mlp = SwiGLU(shape.hidden_size, shape.gated)
+        return DecoderBlock(shape.hidden_size, eps, attention, mlp)
 
     @property
     def blocks(self) -> Sequence[DecoderBlock]:
