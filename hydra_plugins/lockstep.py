@@ -46,7 +46,7 @@ class Local(Launcher):
         """Runs the jobs to their ends. Hydra calls it once for all, or for each batch of trials."""
         settings = self._master.sweep
         first = initial_job_idx + 1
-        batch = [self._job(list(given), first + i) for i, given in enumerate(job_overrides)]
+        batch = [self._job(list(keys), first + i) for i, keys in enumerate(job_overrides)]
         if all(job.error for job in batch):
             raise ConfigError(batch[0].error)
         if settings.only is not None:
@@ -113,9 +113,11 @@ class Local(Launcher):
         failed = next((job for job in self._jobs if job.status), None)
         state, status, reason = "finished", 0, ""
         if signum:
-            again = signum == signal.SIGUSR1 and any(job.is_requeued for job in self._jobs)
+            states = [job.status_row().get("state") for job in self._jobs]
+            again = signum == signal.SIGUSR1 and "requeue" in states
             state, status = "requeue" if again else "stopped", signals.STATUS[signum]
         elif failed:
-            state, status, reason = "failed", failed.status, failed.error or failed.reason
+            state, status = "failed", failed.status
+            reason = failed.error or failed.status_row().get("reason", "")
         row: dict[str, Any] = {"state": state, "reason": reason, "exit_status": status}
         write_whole(Path(copy), json.dumps(row, indent=1) + "\n")

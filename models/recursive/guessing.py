@@ -125,7 +125,7 @@ class GuessObjective(Objective):
         for logits_BTV, margin_B in answers_by_search(self.model, batch, self.keys):
             value_B = margin_B + self.keys.threshold
             seen.add(logits_BTV, value_B, margin_B)
-            if signals.pending():  # the evaluation is cut short, and repeated after a resume
+            if signals.stop_signal():  # the evaluation is cut short, and repeated after a resume
                 break
         counted_BT = labels_BT != IGNORE
         cells_B, answer_BT = counted_BT.sum(-1), logits_BTV.argmax(-1)

@@ -73,7 +73,8 @@ class Dist:
         """
         if self.world_size == 1:
             return tensor
-        received = torch.empty_like(tensor := tensor.contiguous())
+        tensor = tensor.contiguous()
+        received = torch.empty_like(tensor)
         with self.waiting():
             c10d.all_to_all_single(received, tensor)
         return received
@@ -152,21 +153,21 @@ class Dist:
         The first rank that failed raises its own error, and so does every rank with the same error;
         the others raise a PeerError with its text.
         """
-        own: Exception | None = None
+        failure: Exception | None = None
         try:
             yield
         except Exception as error:
-            own = error
+            failure = error
         problem = ""
         # a PeerError from a nested agreement is another rank's error
-        if own is not None and not isinstance(own, PeerError):
-            problem = str(own) if isinstance(own, ConfigError) else summary(own)
+        if failure is not None and not isinstance(failure, PeerError):
+            problem = str(failure) if isinstance(failure, ConfigError) else summary(failure)
         problems = self.all_gather_text(problem)
         first = next((rank for rank, text in enumerate(problems) if text), None)
         if first is not None and problem != problems[first]:
-            raise PeerError(f"rank {first}: {problems[first]}") from own
-        if own is not None:
-            raise own
+            raise PeerError(f"rank {first}: {problems[first]}") from failure
+        if failure is not None:
+            raise failure
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
@@ -188,13 +189,11 @@ _current: Dist | None = None
 
 def pick_device(requested: str, launch: Launch) -> torch.device:
     """Returns this process's device: `requested`, or the one of its local rank."""
-    kind = requested
-    if kind == "auto":
-        kind = "cuda" if torch.cuda.is_available() else "cpu"
-    if kind == "cpu":
+    has_cuda = torch.cuda.is_available()
+    if requested == "cpu" or (requested == "auto" and not has_cuda):
         return torch.device("cpu")
-    number = kind.partition(":")[2]
-    if not torch.cuda.is_available():
+    number = requested.partition(":")[2]
+    if not has_cuda:
         raise ConfigError(
             f"device={requested}: PyTorch {torch.__version__} sees no CUDA device here; use"
             " device=cpu or auto"
@@ -215,8 +214,8 @@ def pick_device(requested: str, launch: Launch) -> torch.device:
 def pick_backend(requested: str, device: torch.device) -> str:
     """Returns the backend of collectives: `requested`, or the one that suits the device."""
     chosen = requested if requested != "auto" else ("nccl" if device.type == "cuda" else "gloo")
-    known = {"gloo": c10d.is_gloo_available, "nccl": c10d.is_nccl_available}
-    if chosen not in known or not known[chosen]():
+    available = {"gloo": c10d.is_gloo_available, "nccl": c10d.is_nccl_available}
+    if chosen not in available or not available[chosen]():
         raise ConfigError(
             f"backend={requested}: not available in this PyTorch; choose gloo (CPU, CUDA) or nccl"
             " (CUDA)"
@@ -240,10 +239,11 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
     if _current is not None:
         dist, _ = _place_on_device(launch, device, backend, timeout_s)
         return replace(_current, device=dist.device)
-    dist, own = _choose_device(launch, device, backend, timeout_s)
+    dist, chosen = _choose_device(launch, device, backend, timeout_s)
     meeting = meet(launch, timeout_s)
-    facts = meeting.exchange({"process": this_process(), **own})
-    processes = [each["process"] for each in facts]
+    facts = meeting.exchange({"process": this_process(), **chosen})
+    processes = [fact["process"] for fact in facts]
+    # from here on all ranks fail together, also where they refuse to form a group
     watch = Watch(meeting.client("watch"), launch, timeout_s, processes)
     _current = replace(dist, watch=watch)
     watch.start()
@@ -252,12 +252,12 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
     _current = replace(_current, store=meeting.client("helpers"))
     with _current.waiting():
         c10d.init_process_group(
-            own["backend"],
+            chosen["backend"],
             store=meeting.store,
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=timeout_s + BACKSTOP_S),
-            device_id=dist.device if own["backend"] == "nccl" else None,
+            device_id=dist.device if chosen["backend"] == "nccl" else None,
         )
     return _current
 
@@ -295,14 +295,14 @@ def _choose_device(
 
     A rank without a device goes on for the moment: others would wait for it.
     """
-    own = {"error": "", "backend": "", "card": ""}
+    chosen = {"error": "", "backend": "", "card": ""}
     try:
-        dist, own["backend"] = _place_on_device(launch, device, backend, timeout_s)
-        if own["backend"] == "nccl":
-            own["card"] = str(torch.cuda.get_device_properties(dist.device).uuid)
+        dist, chosen["backend"] = _place_on_device(launch, device, backend, timeout_s)
+        if chosen["backend"] == "nccl":
+            chosen["card"] = str(torch.cuda.get_device_properties(dist.device).uuid)
     except ConfigError as error:
-        dist, own["error"] = _placed(launch, torch.device("cpu"), timeout_s), str(error)
-    return dist, own
+        dist, chosen["error"] = _placed(launch, torch.device("cpu"), timeout_s), str(error)
+    return dist, chosen
 
 
 def _refuse_differences(meeting: Meeting, facts: Sequence[Facts]) -> None:
@@ -310,12 +310,12 @@ def _refuse_differences(meeting: Meeting, facts: Sequence[Facts]) -> None:
     launch = meeting.launch
     if problem := meeting.difference(facts):
         raise _found_by_all(problem, launch)
-    _refuse_errors([each["error"] for each in facts], launch)
-    for rank, each in enumerate(facts):
-        if each["backend"] != facts[0]["backend"]:
-            chosen = f"rank 0 chose {facts[0]['backend']}, rank {rank} {each['backend']}"
+    _refuse_errors([fact["error"] for fact in facts], launch)
+    for rank, fact in enumerate(facts):
+        if fact["backend"] != facts[0]["backend"]:
+            chosen = f"rank 0 chose {facts[0]['backend']}, rank {rank} {fact['backend']}"
             raise _found_by_all(f"backend=auto: {chosen}; set device=cpu or device=cuda", launch)
-    _refuse_shared_cards([each["card"] for each in facts])
+    _refuse_shared_cards([fact["card"] for fact in facts])
 
 
 def _found_by_all(problem: str, launch: Launch) -> ConfigError | PeerError:
@@ -332,8 +332,8 @@ def _refuse_errors(errors: Sequence[str], launch: Launch) -> None:
         return
     if all(error == errors[rank] for error in errors):
         raise _found_by_all(errors[rank], launch)
-    if own := errors[launch.rank]:
-        raise LocalError(own)
+    if errors[launch.rank]:
+        raise LocalError(errors[launch.rank])
     raise PeerError(f"rank {rank}: {errors[rank]}")
 
 
@@ -353,11 +353,11 @@ def _refuse_shared_cards(cards: Sequence[str]) -> None:
 def _place_on_device(
     launch: Launch, device: str, backend: str, timeout_s: float
 ) -> tuple[Dist, str]:
-    where = pick_device(device, launch)
-    chosen = pick_backend(backend, where)
-    if where.type == "cuda":
-        torch.cuda.set_device(where)
-    return _placed(launch, where, timeout_s), chosen
+    picked = pick_device(device, launch)
+    chosen = pick_backend(backend, picked)
+    if picked.type == "cuda":
+        torch.cuda.set_device(picked)
+    return _placed(launch, picked, timeout_s), chosen
 
 
 def _placed(launch: Launch, device: torch.device, timeout_s: float) -> Dist:

@@ -45,13 +45,7 @@ FAMILIES = {
     "env": Family("RANK", ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
 }
 # SLURM_STEP_ID in a batch script, an interactive shell and the like, which are no steps of srun
-NOT_A_STEP = {
-    "",
-    "batch",
-    "extern",
-    "interactive",
-    *(str(2**32 - distance) for distance in range(1, 8)),
-}
+NOT_A_STEP = {"", "batch", "extern", "interactive", *map(str, range(2**32 - 7, 2**32))}
 # Variables that identify a job: all of its ranks derive one port from them
 JOB_NAMES = {
     "openmpi": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from signal import SIGTERM
+from typing import Any
 
 import torch
 import torch.distributed as c10d
@@ -27,7 +28,7 @@ from utils.errors import ConfigError, LocalError
 from utils.ranks import signals
 from utils.ranks.launchers import Launch, master_address, surely_on_one_host
 
-WORD_S = 5.0  # how long a rank waits before the user hears of it
+PATIENT_S = 5.0  # how long a rank waits before the user hears of it
 STORE_S = 30.0  # how long whatever listens at the master's port may take to answer as a store
 # the same for an address in torchrun's store, which may be of a failed attempt: it is tried again
 TRY_S = 2.0
@@ -35,7 +36,7 @@ TRY_S = 2.0
 UNKNOWN_S = 15.0
 POLL_S = 0.2  # many ranks must not keep the store busy
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OWN = "lockstep"  # the key in torchrun's store under which rank 0 publishes the address of its own
+ADDRESS = "lockstep"  # the key in torchrun's store under which rank 0 publishes that of its own
 
 Facts = Mapping[str, str]  # what a rank says about itself
 
@@ -58,11 +59,13 @@ class Meeting:
             client = _client(self.host, self.port, self.timeout_s)
         return c10d.PrefixStore(prefix, client)
 
-    def exchange(self, own: Facts) -> list[Facts]:
-        """Returns what every rank says about itself, once all have come."""
+    def exchange(self, more: Facts) -> list[Facts]:
+        """Returns what every rank says about itself, once all have come: host, PyTorch, code, and
+        `more`.
+        """
         launch, hashes = self.launch, json.dumps(revision.code_hashes())
         code = hashlib.sha256(hashes.encode()).hexdigest()
-        facts = {"host": socket.gethostname(), "torch": torch.__version__, "code": code, **own}
+        facts = {"host": socket.gethostname(), "torch": torch.__version__, "code": code, **more}
         keys = [f"facts/{rank}" for rank in range(launch.world_size)]
         with _meeting(launch):
             self.store.set(f"code/{launch.rank}", hashes)
@@ -80,7 +83,7 @@ class Meeting:
                     time.sleep(2 * POLL_S)
                     break
             missing = self._missing(keys)
-        # rank 0 prints it
+        # the same on all ranks, so rank 0 prints it
         raise ConfigError(
             f"{_where()}: {missing} did not come within timeout_s={self.timeout_s:g} s; check that"
             " all ranks run and see one address"
@@ -93,12 +96,12 @@ class Meeting:
 
     def difference(self, facts: Sequence[Facts]) -> str:
         """Returns what the first rank that differs from rank 0 runs; empty if none differs."""
-        for rank, each in enumerate(facts):
-            who = f"rank {rank} (host {each['host']}) runs"
-            if each["torch"] != facts[0]["torch"]:
-                versions = f"PyTorch {each['torch']} and rank 0 {facts[0]['torch']}"
+        for rank, fact in enumerate(facts):
+            who = f"rank {rank} (host {fact['host']}) runs"
+            if fact["torch"] != facts[0]["torch"]:
+                versions = f"PyTorch {fact['torch']} and rank 0 {facts[0]['torch']}"
                 return f"{who} {versions}; use one environment on all hosts"
-            if each["code"] != facts[0]["code"]:
+            if fact["code"] != facts[0]["code"]:
                 there, here = (json.loads(self.store.get(f"code/{r}")) for r in (rank, 0))
                 file = min(name for name in {*there, *here} if there.get(name) != here.get(name))
                 how = "differs" if file in there else "is missing there"
@@ -113,7 +116,7 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
         host, port = master_address(os.environ, launch, os.getppid())
     except ConfigError as error:
         # a launcher's mistake is the same on all ranks; one made by hand may be on this rank alone
-        raise _own(str(error), launch) if launch.launcher == "env" else error from None
+        raise _found_here(str(error), launch) if launch.launcher == "env" else error from None
     # where PyTorch looks for them
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
     with _meeting(launch):
@@ -142,13 +145,13 @@ def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[s
         alone = surely_on_one_host(os.environ, launch)
         host = "127.0.0.1" if alone else _address_facing(host)
         store = _hosted(host, 0, timeout_s)
-        agents.set(OWN, f"{host} {store.port}")
+        agents.set(ADDRESS, f"{host} {store.port}")
         return host, store
     for waited_s, word in _waiting(launch):
-        if agents.check([OWN]):
-            host, number = agents.get(OWN).decode().split()
+        if agents.check([ADDRESS]):
+            host, number = agents.get(ADDRESS).decode().split()
             with suppress(OSError, c10d.DistError):
-                socket.create_connection((host, int(number)), timeout=WORD_S).close()
+                socket.create_connection((host, int(number)), timeout=PATIENT_S).close()
                 store = _client(host, int(number), timeout_s, TRY_S)
                 if store.add(f"came/{launch.rank}", 1) == 1:
                     return host, store
@@ -157,7 +160,7 @@ def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[s
         if word and launch.rank == 1:  # one rank speaks for those who wait
             signals.say(f"waiting for rank 0 of {launch.world_size} at {_where()}")
     came = f"rank 0 of {launch.world_size} did not come"
-    raise _own(f"{_where()}: {came} within timeout_s={timeout_s:g} s", launch)
+    raise _found_here(f"{_where()}: {came} within timeout_s={timeout_s:g} s", launch)
 
 
 def _address_facing(master: str) -> str:
@@ -165,23 +168,21 @@ def _address_facing(master: str) -> str:
     family, kind, _, _, place = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(place)
-        own = str(probe.getsockname()[0])
+        address = str(probe.getsockname()[0])
     # this is the master's host, and some hosts call themselves by a name of loopback
-    return master if ipaddress.ip_address(own).is_loopback else own
+    return master if ipaddress.ip_address(address).is_loopback else address
 
 
 def _hosted(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
     """A store in this process. PyTorch's store has no authentication, so it listens at loopback
     alone if the name by which ranks know this host means that, else at all addresses.
     """
-    if host in LOOPBACK:
-        listener = socket.create_server(("127.0.0.1", port), backlog=1024)
-    elif socket.has_dualstack_ipv6():
-        listener = socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024
-        )
-    else:
-        listener = socket.create_server(("", port), backlog=1024)
+    place, options = ("127.0.0.1", port), dict[str, Any]()
+    if host not in LOOPBACK:
+        place = ("", port)
+        if socket.has_dualstack_ipv6():
+            options = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+    listener = socket.create_server(place, backlog=1024, **options)  # all ranks come at once
     number, descriptor = listener.getsockname()[1], listener.detach()
     return c10d.TCPStore(
         "127.0.0.1",
@@ -197,7 +198,7 @@ def _client(
     host: str, port: int, timeout_s: float, answers_within_s: float = STORE_S
 ) -> c10d.TCPStore:
     """A connection to the store. Made in a thread of its own, which is left behind if whatever
-    listens does not answer: PyTorch waits for ever.
+    listens does not answer: PyTorch would wait for ever.
     """
     made: SimpleQueue[c10d.TCPStore | Exception] = SimpleQueue()
 
@@ -224,7 +225,7 @@ def _find(launch: Launch, host: str, port: int, timeout_s: float) -> None:
     """
     for waited_s, word in _waiting(launch):
         try:
-            socket.create_connection((host, port), timeout=WORD_S).close()
+            socket.create_connection((host, port), timeout=PATIENT_S).close()
             return
         except OSError as error:
             unknown = isinstance(error, socket.gaierror)
@@ -234,7 +235,9 @@ def _find(launch: Launch, host: str, port: int, timeout_s: float) -> None:
         if word:
             signals.say(f"rank {launch.rank} waits for rank 0 at {_where()} ({reason})")
     line = f"{_where()}: rank {launch.rank} of {launch.world_size} did not find rank 0 ({reason})"
-    raise _own(f"{line}; check that rank 0 runs, and correct the address where it is wrong", launch)
+    raise _found_here(
+        f"{line}; check that rank 0 runs, and correct the address where it is wrong", launch
+    )
 
 
 def _waiting(launch: Launch) -> Iterator[tuple[float, bool]]:
@@ -246,8 +249,8 @@ def _waiting(launch: Launch) -> Iterator[tuple[float, bool]]:
         if launch.orphaned:
             signals.request_stop(SIGTERM)
         waited_s = time.monotonic() - began
-        yield waited_s, silent and waited_s > WORD_S
-        silent = waited_s <= WORD_S
+        yield waited_s, silent and waited_s > PATIENT_S
+        silent = waited_s <= PATIENT_S
         time.sleep(pause_s)
         pause_s = min(POLL_S, 1.1 * pause_s)
 
@@ -257,22 +260,19 @@ def _meeting(launch: Launch) -> Iterator[None]:
     try:
         yield
     except (c10d.DistError, OSError) as error:
-        reason = str(error).partition("Exception raised from")[0]
-        raise _own(_not_met(launch, " ".join(reason.split())[:160]), launch) from None
-
-
-def _not_met(launch: Launch, reason: str) -> str:
-    return (
-        f"{_where()}: rank {launch.rank} of {launch.world_size} could not meet the others"
-        f" ({reason}); check that all ranks run and see the same address, or export another"
-        " MASTER_PORT"
-    )
+        reason = str(error).partition("Exception raised from")[0]  # without frames of C++
+        line = (
+            f"{_where()}: rank {launch.rank} of {launch.world_size} could not meet the others"
+            f" ({' '.join(reason.split())[:160]}); check that all ranks run and see the same"
+            " address, or export another MASTER_PORT"
+        )
+        raise _found_here(line, launch) from None
 
 
 def _where() -> str:
     return f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
 
 
-def _own(line: str, launch: Launch) -> ConfigError:
+def _found_here(line: str, launch: Launch) -> ConfigError:
     """An error that only this rank has found."""
     return LocalError(line) if launch.rank else ConfigError(line)

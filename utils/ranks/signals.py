@@ -56,14 +56,14 @@ def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) ->
     # a signal that arrives before everything is in place could be lost
     former = signal.pthread_sigmask(signal.SIG_BLOCK, (*STATUS, *ALIKE))
     read, write = os.pipe()
-    os.set_blocking(write, False)
+    os.set_blocking(write, False)  # the interpreter's handler must never wait for the reader
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for signum in (*STATUS, *ALIKE):
         if signum in ALIKE and signal.getsignal(signum) is signal.SIG_IGN:
             continue  # started by nohup
         signal.signal(signum, _nothing)
         signal.siginterrupt(signum, False)  # libraries in C need not be ready for interrupted calls
-    os.register_at_fork(after_in_child=_detach)
+    os.register_at_fork(after_in_child=_detach)  # data loaders fork
     threading.Thread(target=_listen, args=(read,), name="signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
@@ -83,16 +83,11 @@ def request_stop(signum: int) -> None:
     with _lock:
         if _state.installed and not _state.deferred:
             _end(signum, f"stopped by {signal.Signals(signum).name} before training began")
-        if pending():
-            return
+        if stop_signal():
+            return  # the first one counts
         flags[ORDER.index(signal.Signals(signum))] = 1.0
     if signum == signal.SIGINT and _state.rank == 0:
         say("Ctrl-C: saving, then stopping; again to stop at once")
-
-
-def pending() -> bool:
-    """Returns whether this process has received a signal: what takes long may then end early."""
-    return any(flags)
 
 
 def agreed_signal(sums: Sequence[float]) -> int:
@@ -119,11 +114,15 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def end_now(status: int, words: Callable[[], None] = lambda: None) -> NoReturn:
-    """End the process from any thread, whatever the main thread does; `words` has two seconds."""
+def end_now(status: int, words: Callable[[], object] = lambda: None) -> NoReturn:
+    """End the process from any thread, whatever the main thread does; `words` has two seconds.
+
+    It speaks in a thread of its own, because a terminal or a disk may hold it up for ever.
+    """
 
     def speak() -> None:
-        words()
+        with suppress(Exception):  # whatever fails here, the process ends
+            words()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

@@ -86,7 +86,7 @@ class Watch:
         `this_process()` returned.
         """
         # called with the cause before a hard exit
-        self.last_words: list[Callable[[str], None]] = []
+        self.last_words: Callable[[str], object] = lambda cause: None
         self.reported: Failure | None = None  # by this rank
         self.cause: Failure | None = None  # of the run's end; the user has read it
         self._store, self._launch, self._timeout_s = store, launch, timeout_s
@@ -95,7 +95,7 @@ class Watch:
         following = (launch.rank + 1) % self._size
         self._gone: set[int] = set()  # ranks on this host that have ended
         self._far = None if following in (launch.rank, *self._near) else following
-        self._far_beat, self._far_since = b"", time.monotonic()
+        self._far_beat, self._far_since = "", time.monotonic()
         self._process, self._main = os.getpid(), threading.main_thread().ident
         self._depth, self._entered, self._since = 0, 0, 0.0
         self._count = 0
@@ -104,7 +104,7 @@ class Watch:
         self._reasons: list[tuple[float, Failure]] = []
         self._before: list[Beat] | None = None  # the beats when this rank began to doubt others
         self._leaving = False
-        self._known = threading.Event()
+        self._over = threading.Event()  # set once the cause is known
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class Watch:
     def waiting(self) -> Iterator[None]:
         """Around everything that blocks on other ranks."""
         if threading.get_ident() != self._main:
-            yield
+            yield  # helper threads may wait for as long as they like
             return
         if self._depth == 0:
             self._entered, self._since = self._entered + 1, time.monotonic()
@@ -140,8 +140,11 @@ class Watch:
         if self.reported is None:
             self.reported = replace(failure, rank=self._launch.rank)
             self._reasons.append((time.monotonic(), self.reported))
-        if self._known.wait(ANSWER_S):
-            self._wait_for_others() if self._launch.rank == 0 else time.sleep(LINGER_S)
+        if self._over.wait(ANSWER_S):
+            if self._launch.rank == 0:
+                self._wait_for_others()
+            else:
+                time.sleep(LINGER_S)
         return self.cause
 
     def _run(self) -> None:
@@ -163,18 +166,21 @@ class Watch:
             if self._leaving:
                 self._store.set(f"left/{self._launch.rank}", "")
                 if self._launch.rank == 0:
+                    # the store goes with this process: the others must not take that for a failure
                     self._store.compare_set("end", "", LEFT)
                     self._wait_for_others()
                 return
             self._beat()
             self._look_for_launcher()
-            said = self._store.compare_set("end", "", self._best_reason()).decode()
+            # The one place where ranks agree on why the run ends: the store sets the key only while
+            # it is empty, and returns what it holds then.
+            end = self._store.compare_set("end", "", self._best_reason()).decode()
             self._heard = time.monotonic()
-            if said == LEFT:
+            if end == LEFT:
                 self._store.set(f"left/{self._launch.rank}", "")
                 return
-            if said:
-                self._conclude(Failure(**json.loads(said)))
+            if end:
+                self._conclude(Failure(**json.loads(end)))
             else:
                 self._look_for_the_killed()
 
@@ -184,6 +190,9 @@ class Watch:
         beat = [self._count, self._entered, waited_s >= 0, self._location()]
         self._store.set(f"beat/{self._launch.rank}", json.dumps(beat))
         echoes = self.reported is not None and self.reported.kind == ECHO
+        # Which ranks answer can only be seen over time. So shortly before the time is up, and when
+        # an error may be the echo of another rank's end, this rank remembers all beats, to compare
+        # with those that it reads then.
         if waited_s < self._timeout_s - SILENT_S and not echoes:
             self._before = None
         elif self._before is None:
@@ -194,11 +203,14 @@ class Watch:
             self._look_far(self._far)
 
     def _beats(self) -> list[Beat]:
-        return [self._beat_of(rank) for rank in range(self._size)]
+        beats = []
+        for rank in range(self._size):
+            beat = Beat(*json.loads(self._read(f"beat/{rank}") or "[]"))
+            beats.append(replace(beat, has_left=self._has_left(rank)))
+        return beats
 
-    def _beat_of(self, rank: int) -> Beat:
-        beat = Beat(*json.loads(self._read(f"beat/{rank}") or "[]"))
-        return replace(beat, has_left=self._store.check([f"left/{rank}"]))
+    def _has_left(self, rank: int) -> bool:
+        return self._store.check([f"left/{rank}"])
 
     def _since_before(self) -> list[Beat]:
         """The beats of all ranks; those that have not changed do not answer."""
@@ -212,10 +224,10 @@ class Watch:
 
     def _look_far(self, rank: int) -> None:
         """Each rank watches the next one, if that is on another host."""
-        beat, now = self._store.compare_set(f"beat/{rank}", "", ""), time.monotonic()
+        beat, now = self._read(f"beat/{rank}"), time.monotonic()
         if beat != self._far_beat:
             self._far_beat, self._far_since = beat, now
-        elif now - self._far_since > FAR_SILENT_S and not self._store.check([f"left/{rank}"]):
+        elif now - self._far_since > FAR_SILENT_S and not self._has_left(rank):
             silent = f"rank {rank} has not answered for {FAR_SILENT_S:g} s"
             self._add(Failure(f"{silent} (killed, stopped, or its host is down)", kind=ENDED))
 
@@ -225,9 +237,10 @@ class Watch:
         for descriptor in self._near.values():
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(1000 * within_s)}
-        for rank in [rank for rank, descriptor in self._near.items() if descriptor in ready]:
-            os.close(self._near.pop(rank))
-            self._gone.add(rank)
+        for rank, descriptor in list(self._near.items()):
+            if descriptor in ready:
+                os.close(self._near.pop(rank))
+                self._gone.add(rank)
 
     def _look_for_the_killed(self) -> None:
         """Wait for the next beat, unless a process on this host ends before."""
@@ -240,7 +253,7 @@ class Watch:
         if 0 in self._gone:
             raise c10d.DistError("rank 0 hosted the store")
         ended = sorted(self._gone - before)
-        if killed := [rank for rank in ended if not self._store.check([f"left/{rank}"])]:
+        if killed := [rank for rank in ended if not self._has_left(rank)]:
             self._add(Failure(lost(killed), kind=ENDED))
 
     def _look_for_launcher(self) -> None:
@@ -265,6 +278,7 @@ class Watch:
         if not due:
             return ""
         best = min(due, key=lambda reason: list(PATIENCE_S).index(reason.kind))
+        # by now a rank that failed would have said so: one that is silent has been killed
         if best.kind == ECHO and self._before is not None:
             beats = enumerate(self._since_before())
             silent = [rank for rank, beat in beats if not (beat.answers or beat.has_left)]
@@ -304,9 +318,14 @@ class Watch:
     def _conclude(self, cause: Failure) -> None:
         """The run is over: rank 0 says why, and the main thread may end."""
         if self._launch.rank == 0 and cause.kind != PRINTED:
-            alike = self.reported is not None and self.reported.text == cause.text
-            own = cause.kind in (FOUND, ECHO) and (cause.trace if cause.rank == 0 else not alike)
-            signals.say(cause.message(f" on rank {cause.rank}" if own else ""))
+            where = f" on rank {cause.rank}"
+            if cause.kind not in (FOUND, ECHO):
+                where = ""  # the text names the ranks
+            elif cause.rank == 0 and not cause.trace:
+                where = ""  # a mistake of the user, which is no rank's
+            elif self.reported is not None and self.reported.text == cause.text and cause.rank:
+                where = ""  # all ranks have found the same
+            signals.say(cause.message(where))
         with suppress(c10d.DistError):  # rank 0 may not have waited
             self._store.set(f"left/{self._launch.rank}", "")
         self._end(cause)
@@ -327,25 +346,19 @@ class Watch:
     def _end(self, cause: Failure) -> None:
         """The main thread usually ends by itself; if it does not, the process ends here."""
         self.cause, began = cause, time.monotonic()
-        self._known.set()
+        self._over.set()
         grace_s = HUNG_GRACE_S if cause.kind == HUNG else GRACE_S
         if cause.status == signals.STATUS[SIGINT] and cause.rank != self._launch.rank:
             grace_s = 0.0  # a second Ctrl-C somewhere: nothing more is saved
         while time.monotonic() - began < grace_s and not self._leaving:
             if time.monotonic() - began > STUCK_S and self._waited_s() > STUCK_S:
-                break
+                break  # in a collective for ranks that are gone: no error will ever wake it
             time.sleep(0.1)
         if self._leaving:
             return
         if self._launch.rank == 0:
             self._wait_for_others()
-
-        def last_words() -> None:
-            for speak in self.last_words:
-                with suppress(Exception):  # each has its chance
-                    speak(cause.text)
-
-        signals.end_now(cause.status, last_words)
+        signals.end_now(cause.status, lambda: self.last_words(cause.text))
 
     def _wait_for_others(self) -> None:
         """Rank 0 hosts the store, and stays until the others have read why the run ends."""
@@ -378,14 +391,14 @@ def this_process() -> str:
         return f"{os.getpid()} unknown {os.getpid()}"
 
 
-def _open_processes(processes: Sequence[str], own: int) -> dict[int, int]:
+def _open_processes(processes: Sequence[str], here: int) -> dict[int, int]:
     """Opens a descriptor, which is ready when the process has ended, for each other rank on this
     host. A rank that cannot be looked at is treated as one on another host.
     """
-    here, opened = processes[own].partition(" ")[2], {}
+    this_host, opened = processes[here].partition(" ")[2], {}
     for rank, process in enumerate(processes):
-        pid, _, where = process.partition(" ")
-        if rank != own and where == here:
+        pid, _, host = process.partition(" ")
+        if rank != here and host == this_host:
             with suppress(OSError, AttributeError):  # not on Linux, or forbidden
                 opened[rank] = os.pidfd_open(int(pid))
     return opened
@@ -405,13 +418,12 @@ def hang(beats: Sequence[Beat], timeout_s: float) -> str:
         places = "; ".join(f"rank {rank} at {beats[rank].location}" for rank in waiting)
         return f"the ranks wait for each other for longer than timeout_s={timeout_s:g} s: {places}"
     first = beats[missing[0]]
-    doing = (
-        "has ended already"
-        if first.has_left
-        else f"is at {first.location}"
-        if first.answers
-        else f"no longer answers (stopped, or its host is down); it was last at {first.location}"
-    )
+    if first.has_left:
+        doing = "has ended already"
+    elif first.answers:
+        doing = f"is at {first.location}"
+    else:
+        doing = f"no longer answers (stopped, or its host is down); it was last at {first.location}"
     who = "it" if len(missing) == 1 else f"rank {missing[0]}"
     others = f"; the others wait at {beats[waiting[0]].location}" if waiting else ""
     return f"{named(missing)} did not come within timeout_s={timeout_s:g} s: {who} {doing}{others}"
@@ -449,8 +461,5 @@ def location_of(frame: FrameType | None) -> str:
 
 def summary(error: BaseException) -> str:
     """The type of an unexpected error, and the first line of its text."""
-    try:
-        text = str(error).strip().partition("\n")[0]
-    except Exception:  # a __str__ of its own
-        text = "(its text cannot be shown)"
+    text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -120,7 +120,7 @@ class RunDirectory:
         self._maker = Maker(self.directory, self._note) if report else None
         self._status.keep_alive(lambda: self._step)
         if self.dist.watch is not None:  # it ends the process where the main thread cannot
-            self.dist.watch.last_words[:] = [partial(self._fail, exit_status=1)]
+            self.dist.watch.last_words = partial(self._fail, exit_status=1)
         if moved:
             self.say(f"the former run of this name is now {moved}")
         if resumed is not None:
@@ -302,7 +302,7 @@ class RunDirectory:
     def close(self, ok: bool = True, hurry: bool = False) -> None:
         """Ends the run; may be called twice. In a hurry W&B gets only a few seconds."""
         if self.dist.watch is not None:
-            self.dist.watch.last_words.clear()
+            self.dist.watch.last_words = lambda cause: None
         if not ok:
             self._fail()
         self._finish_report(0.0 if hurry else PATIENCE_S)

@@ -40,7 +40,8 @@ class Status:
         self._folder = os.stat(directory)
         self._row: dict[str, Any] = {}
         self._taken = ""
-        # the failure watch writes too, from a thread of its own
+        # The main thread writes, the heartbeat, and the failure watch. The lock may be taken again
+        # by the thread that has it.
         self._lock, self._closed = threading.RLock(), threading.Event()
 
     def write(self, state: str, reason: str, step: int | None, exit_status: int | None) -> None:
@@ -85,10 +86,8 @@ class Status:
             is_there = True
         if is_there:
             return self._taken
-        return (
-            "deleted or moved while the run was going on; put back, it goes on when it is started"
-            " again"
-        )
+        what = "deleted or moved while the run was going on"
+        return f"{what}; put back, it goes on when it is started again"
 
     def close(self) -> None:
         """Stops writing."""
@@ -98,11 +97,11 @@ class Status:
     def _publish(self) -> None:
         if self._closed.is_set() or self.lost():
             return
+        # hosts that no lock reaches may both have begun here: the later one has it
         now = read_row(self._path)
         if now.get("state") == "running" and not _is_ours(now) and is_alive(now):
-            self._taken = (
-                f"another run ({_name(now)}) has taken it over; give one of them another run_name"
-            )
+            what = f"another run ({_name(now)}) has taken it over"
+            self._taken = f"{what}; give one of them another run_name"
         else:
             write_whole(self._path, self._text())
 
@@ -143,11 +142,10 @@ def other_writer(directory: Path) -> str:
 
 def started_again(directory: Path) -> bool:
     """Returns whether a launcher started this process in place of one that ran here before."""
-    env = os.environ
-    restarts = env.get("TORCHELASTIC_RESTART_COUNT", "0"), env.get("SLURM_RESTART_COUNT", "0")
-    return any(each != "0" for each in restarts) and (
-        read_row(directory / STATUS_FILE).get("launch") == _launch()
-    )
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    if all(os.environ.get(count, "0") == "0" for count in counts):
+        return False
+    return read_row(directory / STATUS_FILE).get("launch") == _launch()
 
 
 def _launch() -> str:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from utils.errors import brief
+from utils.rundir.records import read_config
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S = 15.0
@@ -46,10 +45,10 @@ class Tracker:
         if mode == "disabled":
             return
         self.run_id = run_id or secrets.token_hex(5)
-        config: Any = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"))
-        given = {"dir": str(directory), "id": self.run_id, "project": project, "name": name}
+        names = {"dir": str(directory), "id": self.run_id, "project": project, "name": name}
         try:
-            self._run = self._begin(mode, {**given, "config": config, "resume": "allow"})
+            config = read_config(directory)
+            self._run = self._begin(mode, {**names, "config": config, "resume": "allow"})
         except Exception as error:  # of any kind: W&B is not what the run is about
             self._say(f"W&B: could not start ({brief(error)}); off for this run")
 
@@ -87,12 +86,12 @@ class Tracker:
                 f"W&B: did not finish within {within:g} s; `wandb sync` uploads what its files hold"
             )
 
-    def _begin(self, mode: str, given: Mapping[str, Any]) -> Any:
+    def _begin(self, mode: str, arguments: Mapping[str, Any]) -> Any:
         """Starts a W&B run; records offline where it cannot start online."""
         import wandb
 
         # W&B's own process logs to its cache, which would be under the home directory
-        os.environ.setdefault("WANDB_CACHE_DIR", given["dir"])
+        os.environ.setdefault("WANDB_CACHE_DIR", arguments["dir"])
         # without a network, reports of errors to its makers would delay the end of the run
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         settings = wandb.Settings(
@@ -108,7 +107,7 @@ class Tracker:
         )
         if mode != "offline":
             try:
-                return wandb.init(mode="online", settings=settings, **given)
+                return wandb.init(mode="online", settings=settings, **arguments)
             except Exception as error:
                 wandb.teardown()  # otherwise the online and offline runs conflict
                 # a UsageError means that there are no credentials
@@ -117,4 +116,4 @@ class Tracker:
                         f"W&B: could not start ({brief(error)}); recording offline, `wandb sync`"
                         " uploads it"
                     )
-        return wandb.init(mode="offline", settings=settings, **given)
+        return wandb.init(mode="offline", settings=settings, **arguments)

@@ -73,14 +73,6 @@ class Job:
     def status_row(self) -> dict[str, Any]:
         return read_row(self.directory / STATUS_FILE) if self.directory else {}
 
-    @property
-    def is_requeued(self) -> bool:
-        return self.status_row().get("state") == "requeue"
-
-    @property
-    def reason(self) -> str:
-        return str(self.status_row().get("reason", ""))
-
 
 @dataclass
 class Child:

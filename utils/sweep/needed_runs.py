@@ -18,7 +18,6 @@ from typing import Any
 
 from hydra import compose
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command import config as configs
@@ -28,10 +27,10 @@ from utils.command.keys import fields_of, marked, run_values
 from utils.command.marks import A_RUN, SAME_RUN
 from utils.command.root import Config
 from utils.errors import Busy, ConfigError, Stopped, short
-from utils.files import read_text
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
 from utils.ranks.launchers import detect
+from utils.rundir.records import read_config
 from utils.rundir.status import state_of
 
 PAUSE_S = 2.0
@@ -71,10 +70,10 @@ def is_arguments(value: str) -> bool:
 def _resolve(path: str, value: str, config: Config) -> Config:
     """Returns the configuration of the run that these arguments describe."""
     try:
-        given = shlex.split(value)
+        arguments = shlex.split(value)
     except ValueError as error:
         raise ConfigError(f"{path}={short(value)}: {error}") from None
-    keys = {word.partition("=")[0] for word in given}
+    keys = {word.partition("=")[0] for word in arguments}
     # its name follows from its configuration
     inherited = [] if "run_name" in keys else ["run_name=null"]
     for key in INHERITED:
@@ -82,7 +81,7 @@ def _resolve(path: str, value: str, config: Config) -> Config:
             text = str(here).lower() if isinstance(here, bool) else here
             inherited.append(f"{key}={text}")
     try:
-        raw = compose("pretrain", prepare([*inherited, *given]), return_hydra_config=True)
+        raw = compose("pretrain", prepare([*inherited, *arguments]), return_hydra_config=True)
         return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         line = str(error) if isinstance(error, ConfigError) else explain(error)
@@ -98,12 +97,10 @@ def _is_finished(needed: Config, dist: Dist) -> bool:
 
 def _is_of(folder: Path, needed: Config) -> bool:
     """Returns whether the run in a folder has this configuration; if not, making it says why."""
-    now = needed.plain()
-    fields = fields_of(now)
-    try:
-        then: Any = OmegaConf.to_container(OmegaConf.create(read_text(folder / "config.yaml")))
-    except (OSError, ValueError, OmegaConfBaseException):
+    now, then = needed.plain(), read_config(folder)
+    if not then:
         return False
+    fields = fields_of(now)
     there, here = (run_values(config, fields, SAME_RUN) for config in (then, now))
     return all(value in (there.get(path, value), "auto") for path, value in here.items())
 

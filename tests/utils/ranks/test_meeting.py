@@ -23,7 +23,7 @@ os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as pretrain.py sets it
 from utils.command import cli
 from utils.ranks import distributed
 from utils.ranks import meeting
-meeting.WORD_S, meeting.UNKNOWN_S, meeting.STORE_S = 0.5, 1.0, 2.0
+meeting.PATIENT_S, meeting.UNKNOWN_S, meeting.STORE_S = 0.5, 1.0, 2.0
 cli.main(lambda: distributed.start(device="cpu", timeout_s=6))
 """
 
@@ -94,10 +94,10 @@ def test_an_address_of_a_failed_attempt_that_does_not_answer_is_tried_again() ->
         TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in range(2)
     )
     with silent() as (old, connections):
-        agents.set(meeting.OWN, f"127.0.0.1 {old}")
+        agents.set(meeting.ADDRESS, f"127.0.0.1 {old}")
         early = rank(1, 2, agents.port, TORCHELASTIC_USE_AGENT_STORE="True")
         assert until(lambda: len(connections) == 2, within=30), "it looks, then connects"
-        agents.set(meeting.OWN, f"127.0.0.1 {renewed.port}")
+        agents.set(meeting.ADDRESS, f"127.0.0.1 {renewed.port}")
         came = until(lambda: renewed.check(["came/1"]), within=30)
         early.kill()
         assert came, early.communicate()[0]
