@@ -313,11 +313,7 @@ def export(*arguments: str) -> str:
     arch: Any = OmegaConf.to_container(config.arch)
     shape = Shape(**{name: arch[name] for name in Shape.model_fields})
     averaged = "ema" in groups
-    weights = (
-        {name.removeprefix("dense/"): t for name, t in groups["ema"].items() if name != "steps"}
-        if averaged
-        else groups["model"]
-    )
+    weights = reader.averages_in(groups["ema"]) if averaged else groups["model"]
     spec, problem = _data_of(checkpoint)
     write(
         Path(folder),

@@ -87,9 +87,8 @@ def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
     `wide`.
     """
     groups = reader.open_checkpoint(files[0].parent, ["model", "ema"]).groups
-    ema = groups.get("ema", {})
-    averages = {name.removeprefix("dense/"): stored for name, stored in ema.items()}
-    for name, stored in (groups.get("model", {}) | averages).items():
+    weights = {**groups.get("model", {}), **reader.averages_in(groups.get("ema", {}))}
+    for name, stored in weights.items():
         if name.startswith("model."):
             tensor = stored.read()
             narrow = tensor.dtype == torch.float64 and not wide

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -82,6 +82,12 @@ def config_in(path: str) -> dict[Any, Any]:
         what = "its configuration has interpolations, which no run writes"
         raise ConfigError(what, key="checkpoint", value=path, remedy=ANOTHER)
     return config
+
+
+def averages_in(ema: Mapping[str, T]) -> dict[str, T]:
+    """The averages in a checkpoint's group `ema`, by the names of the weights."""
+    begin = "dense/"
+    return {n.removeprefix(begin): average for n, average in ema.items() if n.startswith(begin)}
 
 
 def digest(path: str | Path) -> str:

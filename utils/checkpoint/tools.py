@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
 BYTES_AT_ONCE = 1 << 26  # of a tensor that are compared at once
-AVERAGE = "dense/"  # the beginning of an average's name
 COMPILED = "_orig_mod."  # what torch.compile puts before every name
 # some published files hold the net without the loss around it, which names the net `model`
 NET, INNER = "model.", "inner."
@@ -106,9 +105,7 @@ def export(path: str, folder: Path) -> str:
     if "model" not in groups:
         raise ConfigError("holds no model", key="checkpoint", value=path, remedy=reader.ANOTHER)
     weights, average = groups["model"], groups.get("ema", {})
-    for name, tensor in average.items():
-        if name.startswith(AVERAGE):
-            weights[name.removeprefix(AVERAGE)] = tensor
+    weights |= reader.averages_in(average)
     origin = {key: meta[key] for key in ("step", "config", "code") if key in meta}
     values = _write_folder(folder, weights, {"origin.json": json.dumps(origin, indent=1) + "\n"})
     return (

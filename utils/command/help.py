@@ -76,7 +76,7 @@ def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) ->
         raise ConfigError(f"--help {short(topic)}: {keys.unknown(topic)}")
     field = fields[topic]
     lines = [
-        f"{topic}={short(values.get(topic, field.default))}",
+        f"{topic}={short(values.get(topic))}",
         f"    {keys.type_text(field.annotation)}",
     ]
     bounds = [

@@ -123,11 +123,12 @@ def _line(path: str, section: Plain, error: ValidationError) -> str:
     said: dict[str, list[str]] = {}
     values: dict[str, Any] = {}
     for problem in error.errors(include_url=False):
-        key, value = _place_of(path, section, problem["loc"])
+        is_missing = problem["type"] == "missing"
+        key, value = _place_of(path, section, problem["loc"], is_missing)
         text = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             text = unknown(key)
-        elif problem["type"] == "missing":
+        elif is_missing:
             text = "is missing; every key needs a value in the yaml file"
         elif problem["msg"].startswith("Input should be "):
             text = f"must be {text}"
@@ -139,14 +140,15 @@ def _line(path: str, section: Plain, error: ValidationError) -> str:
     return f"{key}={short(values[key])}: {right}"
 
 
-def _place_of(path: str, values: Any, location: tuple[int | str, ...]) -> tuple[str, Any]:
+def _place_of(
+    path: str, values: Any, location: tuple[int | str, ...], is_missing: bool
+) -> tuple[str, Any]:
     """The key that an error is about, without the names of a union's members, and its value."""
     for step in location:
-        if isinstance(values, Mapping):
-            path = f"{path}.{step}" if path else str(step)
-            if step not in values:
-                return path, None
-            values = values[step]
+        if isinstance(values, Mapping) and step in values:
+            path, values = f"{path}.{step}" if path else str(step), values[step]
+        elif isinstance(values, Mapping) and is_missing and step == location[-1]:
+            return f"{path}.{step}" if path else str(step), None
         elif isinstance(values, list) and isinstance(step, int) and step < len(values):
             path, values = f"{path}[{step}]", values[step]
     return path, values
@@ -226,6 +228,8 @@ def _takers() -> dict[str, list[str]]:
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
             placed = config if group in config else {group: config}
             for path, part in sections(placed):
+                if "_target_" not in part:
+                    continue  # it builds on another file, which names its class
                 for key, _ in _fields(f"{path}.", keys_of(part, path)):
                     takers.setdefault(key, []).append(f"{group}={file.stem}")
     return takers
