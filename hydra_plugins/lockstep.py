@@ -76,6 +76,7 @@ class Local(Launcher):
         composed = self._context.config_loader.load_sweep_config(self._master, overrides)
         with open_dict(composed):
             composed.hydra.job.id, composed.hydra.job.num = str(number - 1), number - 1
+        # as Hydra does for each job: a configuration may refer to ${hydra:…}
         before = HydraConfig.instance().cfg
         HydraConfig.instance().set_config(composed)
         try:

@@ -27,6 +27,7 @@ from utils import revision
 from utils.errors import ConfigError, LocalError
 from utils.ranks import signals
 from utils.ranks.launchers import Launch, master_address, surely_on_one_host
+from utils.ranks.watch import named
 
 PATIENT_S = 5.0  # how long a rank waits before the user hears of it
 STORE_S = 30.0  # how long whatever listens at the master's port may take to answer as a store
@@ -90,9 +91,8 @@ class Meeting:
         )
 
     def _missing(self, keys: Sequence[str]) -> str:
-        numbers = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
-        many = "s" if len(numbers) > 1 else ""
-        return f"rank{many} {', '.join(numbers)} of {self.launch.world_size}"
+        ranks = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+        return f"{named(ranks)} of {self.launch.world_size}"
 
     def difference(self, facts: Sequence[Facts]) -> str:
         """Returns what the first rank that differs from rank 0 runs; empty if none differs."""

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from utils.checkpoint.folders import STEP
+from utils.errors import short
 from utils.files import read_bytes, read_row
 from utils.measure.scene import SUFFIX
 from utils.report.charts import curves, unit
@@ -81,8 +82,7 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for key, inner in value.items():
             yield from flatten(inner, f"{path}.{key}" if path else str(key))
     elif path:
-        simple = value is None or isinstance(value, bool)
-        yield path, "null" if value is None else str(value).lower() if simple else str(value)[:300]
+        yield path, short(value, 300)
 
 
 def headline(table: MetricTable, metric: str) -> Payload | None:

@@ -34,7 +34,10 @@ class Troubles:
 
 
 class AppendedFile:
-    """A file that grows by whole lines. If the disk refuses a line, only that line is lost."""
+    """A file that grows by whole lines. If the disk refuses a line, only that line is lost.
+
+    It is written without a buffer: a run that is killed leaves every line that it has written.
+    """
 
     def __init__(self, path: Path, troubles: Troubles) -> None:
         self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
@@ -52,7 +55,7 @@ class AppendedFile:
             if self._file.closed:
                 return
             try:
-                if self._file.write(data) != len(data):
+                if self._file.write(data) != len(data):  # as on a disk that has just become full
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._length += len(data)
             except OSError:
@@ -77,7 +80,7 @@ def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:
 def _belongs(line: bytes, last: int, evaluation_due: bool) -> bool:
     try:
         row: Any = json.loads(line.decode())  # json would accept other encodings
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     step = row.get("step") if isinstance(row, dict) else None
     if not isinstance(step, int) or step > last:

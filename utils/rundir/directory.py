@@ -30,7 +30,7 @@ from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
 from utils.rundir import folders
 from utils.rundir.append import AppendedFile, Troubles, keep_rows
-from utils.rundir.maker import PATIENCE_S, Maker
+from utils.rundir.maker import PATIENCE_S, REPORT_FILE, Maker
 from utils.rundir.status import FINAL, Status, other_writer, state_of
 from utils.rundir.wandb_log import Tracker, resolve_mode
 
@@ -273,9 +273,8 @@ class RunDirectory:
         self.say(f"files: {self.directory}")
         self.mark("finished", step=step, exit_status=0)
         if self._maker is not None:
-            page = self.directory / self._maker.path.name
             self._finish_report()
-            self.say(f"report: {page}")
+            self.say(f"report: {self.directory / REPORT_FILE}")
 
     def confirm_finished(self, step: int) -> None:
         """Marks a run as finished that crashed between its last checkpoint and its end."""

@@ -25,10 +25,6 @@ class Maker:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = -GAP_S
 
-    @property
-    def path(self) -> Path:
-        return self._directory / REPORT_FILE
-
     def draw(self) -> None:
         """Starts drawing, unless a page is being drawn or has just been."""
         if self._wait(0.0) and time.monotonic() - self._started >= GAP_S:

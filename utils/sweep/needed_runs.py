@@ -47,6 +47,7 @@ def with_needed_runs(config: Config, dist: Dist, run: Callable[[Config], Any]) -
     for path, value in marked(plain, fields_of(plain), A_RUN):
         if not isinstance(value, str) or "=" not in value:
             continue
+        # rank 0 decides, since whether there is such a path may depend on the host
         if not dist.broadcast_text("yes" if is_arguments(value) else ""):
             continue
         with dist.agreed():
