@@ -125,6 +125,12 @@ def brief(thing: object) -> str:
     return text if len(text) <= 300 else f"{text[:299]}…"
 
 
+def type_and_text(error: BaseException) -> str:
+    """The type of an unexpected error, and the first line of its text."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def full_name(thing: object) -> str:
     """The module and the name of a thing's class, as errors about users' code give it."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -32,11 +32,12 @@ from utils.errors import (
     RunError,
     Stopped,
     missing_package,
+    type_and_text,
     visible,
 )
 from utils.ranks import distributed, signals
 from utils.ranks.launchers import Launch, detect, on_one_host
-from utils.ranks.watch import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, Watch, summary
+from utils.ranks.watch import ECHO, ENDED, FOUND, LINGER_S, PRINTED, Failure, Watch
 
 T = TypeVar("T")
 ConfigIn = Callable[[str], Mapping[Any, Any]]  # reads the configuration in a checkpoint
@@ -175,7 +176,7 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
     echo = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)
     trace = "" if line else "".join(traceback.format_exception(error)).rstrip()
     return Failure(
-        line or summary(error),
+        line or type_and_text(error),
         status,
         ECHO if echo or (not alone and _is_collectives(error)) else FOUND,
         trace,

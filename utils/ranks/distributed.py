@@ -12,10 +12,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as c10d
 
-from utils.errors import ConfigError, LocalError, PeerError
+from utils.errors import ConfigError, LocalError, PeerError, type_and_text
 from utils.ranks.launchers import Launch, detect
 from utils.ranks.meeting import Facts, Meeting, meet
-from utils.ranks.watch import Watch, summary, this_process
+from utils.ranks.watch import Watch, this_process
 
 # the failure watch ends waits; the backend's timeout would count time that a rank was suspended
 BACKSTOP_S = 86400.0
@@ -161,7 +161,7 @@ class Dist:
         problem = ""
         # a PeerError from a nested agreement is another rank's error
         if failure is not None and not isinstance(failure, PeerError):
-            problem = str(failure) if isinstance(failure, ConfigError) else summary(failure)
+            problem = str(failure) if isinstance(failure, ConfigError) else type_and_text(failure)
         problems = self.all_gather_text(problem)
         first = next((rank for rank, text in enumerate(problems) if text), None)
         if first is not None and problem != problems[first]:

@@ -457,9 +457,3 @@ def location_of(frame: FrameType | None) -> str:
                 outer = outer or f"{name}:{line}"
         frame = frame.f_back
     return f"{inner} ({outer})" if outer and outer != inner else inner or nowhere
-
-
-def summary(error: BaseException) -> str:
-    """The type of an unexpected error, and the first line of its text."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
