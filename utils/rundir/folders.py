@@ -17,6 +17,7 @@ from utils.errors import ConfigError, brief, visible
 
 # What tells a run directory from a folder that something else (Hydra, a user) has made.
 MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
+TRIES = 100
 WRITTEN = ("checkpoints", "evaluations")  # folders in a run's folder that it writes into
 
 
@@ -29,6 +30,7 @@ class Lock:
     def __init__(self, directory: Path) -> None:
         self._directory = Path(os.path.realpath(directory))  # one lock for all spellings
         self._lock = FileLock(self._directory.with_name(f".{self._directory.name}.lock"))
+        self._made: list[Path] = []  # folders that were not there before, outermost first
 
     def acquire(self) -> bool:
         """Locks until `release` or the end of this process. Returns whether it could.
@@ -37,23 +39,36 @@ class Lock:
         """
         if self._lock.is_locked:
             return True
-        try:
-            self._directory.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(blocking=False)
-        except Timeout:
-            return False
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
-                raise creation_error(self._directory, error) from None
+        for tries_left in reversed(range(TRIES)):
+            try:
+                for folder in reversed(self._directory.parents):
+                    if not folder.exists():
+                        folder.mkdir(exist_ok=True)
+                        self._made.append(folder)
+                self._lock.acquire(blocking=False)
+                break
+            except Timeout:
+                return False
+            except OSError as error:
+                if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+                    break
+                # another run may just have removed the folders that it made
+                if error.errno not in (errno.ENOENT, errno.EEXIST) or not tries_left:
+                    raise creation_error(self._directory, error) from None
         return True
 
     def release(self) -> None:
-        """Unlocks, and removes the file. Does nothing to a lock that another process has."""
+        """Unlocks, and removes the file; a run that was refused leaves no empty folders, either.
+        Does nothing to a lock that another process has.
+        """
         if self._lock.is_locked:
             # while it is still locked: a process that has opened it sees that it is gone
             with suppress(OSError):
                 os.unlink(self._lock.lock_file)
             self._lock.release()
+        with suppress(OSError):
+            while self._made:
+                self._made.pop().rmdir()
 
 
 def make(directory: Path, move: bool) -> str:
