@@ -1,22 +1,11 @@
-"""Copies between host and device without waiting, and from saved tensors into live ones; names the
-rows of a tensor that a rank or a file holds.
-"""
+"""Copies between host and device without waiting, and from saved tensors into live ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-class RowRange(NamedTuple):
-    """The rows first … stop - 1 of a tensor that has `of` rows. A scalar has one row."""
-
-    first: int
-    stop: int
-    of: int
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

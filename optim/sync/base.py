@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.ranks.distributed import Dist
-from utils.transfer import RowRange
+from utils.rows import RowRange
 
 SPANS = 500  # measured on CUDA before the older half is added up
 

@@ -23,7 +23,7 @@ from optim.sync.ddp import with_loss
 from utils.errors import ConfigError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-from utils.transfer import RowRange
+from utils.rows import RowRange
 
 
 class FSDP(Sync):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.errors import brief
 from utils.files import open_plain, read_text
-from utils.transfer import RowRange
+from utils.rows import RowRange
 
 if TYPE_CHECKING:  # the digest and the report page do without, and are a second faster
     import torch

@@ -16,7 +16,7 @@ from torch import Tensor
 from utils import revision
 from utils.checkpoint.format import Slice, Stored
 from utils.errors import ConfigError, short
-from utils.transfer import RowRange
+from utils.rows import RowRange
 
 Tensors = Mapping[str, Tensor]
 ByShard = Mapping[int, Tensors]

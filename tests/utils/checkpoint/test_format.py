@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from utils.checkpoint import format
 from utils.checkpoint.format import Slice, Unreadable
 from utils.files import open_plain
-from utils.transfer import RowRange
+from utils.rows import RowRange
 
 TENSORS = {
     "large": torch.arange(600.0).view(100, 6),

@@ -33,7 +33,7 @@ from utils.checkpoint.resume import Start
 from utils.command.root import Config
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
-from utils.transfer import RowRange
+from utils.rows import RowRange
 
 
 def config(directory: Path, **changes: Any) -> Config:
