@@ -130,7 +130,9 @@ def go_wrong(what: str, delay: float) -> None:
     elif what == "readonly":
         if os.access(disk(), os.W_OK):
             subprocess.run(["mount", "--bind", disk(), disk()], check=True)
-            subprocess.run(["mount", "-o", "remount,bind,ro", disk()], check=True)
+            # refused while another rank has a file open for writing there
+            while subprocess.run(["mount", "-o", "remount,bind,ro", disk()], check=False).returncode:
+                time.sleep(0.02)
     elif what == "suspend":  # as Ctrl-Z and fg, or a scheduler that wants the machine for a while
         pid = os.getpid()
         subprocess.Popen(
