@@ -131,7 +131,8 @@ def go_wrong(what: str, delay: float) -> None:
         if os.access(disk(), os.W_OK):
             subprocess.run(["mount", "--bind", disk(), disk()], check=True)
             # refused while another rank has a file open for writing there
-            while subprocess.run(["mount", "-o", "remount,bind,ro", disk()], check=False).returncode:
+            remount = ["mount", "-o", "remount,bind,ro", disk()]
+            while subprocess.run(remount, check=False).returncode:
                 time.sleep(0.02)
     elif what == "suspend":  # as Ctrl-Z and fg, or a scheduler that wants the machine for a while
         pid = os.getpid()
