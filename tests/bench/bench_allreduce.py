@@ -13,18 +13,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as c10d
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from contract import Noise, Spec
-from models.recursive.hrm import HRM
-from models.recursive.trm import TRM
 from optim.sync.allreduce import AllReduce
-from tests.ranks import ROOT, check_ended_well, run_ranks
+from tests.making import make_objective
+from tests.ranks import check_ended_well, run_ranks
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
@@ -41,13 +38,9 @@ class Reasoner(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        config: Any = OmegaConf.load(ROOT / "conf" / "arch" / f"{kind}.yaml")
-        arch: Any = OmegaConf.to_container(config.arch, resolve=True)
-        keys = {key: value for key, value in arch.items() if key not in ("_target_", "loss")}
-        keys |= {"H_cycles": 1, "L_cycles": 1, "forward_dtype": "float32"}
-        self.net = {"trm": TRM, "hrm": HRM}[kind](
-            Spec(vocab_size=11, seq_len=81, table_rows=1), **keys
-        )
+        spec = Spec(vocab_size=11, seq_len=81, table_rows=1)
+        cycles = {"H_cycles": 1, "L_cycles": 1}
+        self.net = make_objective(kind, spec, forward_dtype="float32", **cycles).model
 
     def forward(self, tokens: Tensor) -> Tensor:
         start = self.net.fresh_state(Noise(0, 0, range(1)), *tokens.shape)
