@@ -1,4 +1,4 @@
-"""What you implement, and what you receive: the whole contract between your code and a run.
+"""All that your code implements for a run, and all that it receives from one.
 
 A line of research has a `Source` of data, a net, which is any `nn.Module`, and an `Objective`, the
 net with its loss. A yaml file names each by `_target_`, beside its keys, and the run calls

@@ -198,7 +198,7 @@ class Trainer:
         saved.add_by_shard("meter", sums_of_owned, load_sums, meter.like)
         if self.source.cursor:
             cursors = Cursors(self.source, lambda: self.step, self.owned)
-            saved.add_by_shard("text", cursors.state, cursors.load, cursors.like)
+            saved.add_by_shard("cursor", cursors.state, cursors.load, cursors.like)
         return saved
 
     def origin(self) -> Origin:

@@ -1,4 +1,4 @@
-"""What a run does with an objective besides its contract: builds it, finds its parts, rehearses."""
+"""Builds an objective, finds the tensors that a run saves, shares or trains, and tries one pass."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ class PuzzleKeys(Keys):
     """The keys of data=puzzles."""
 
     data_paths: Sequence[str] | None
-    """Built datasets, as one; the root's key of this name"""
+    """Built datasets, used as one, as the root key `data_paths` says"""
 
     data_paths_test: Sequence[str] | None
-    """Built datasets to evaluate on; the root's key of this name"""
+    """Built datasets to evaluate on, as the root key `data_paths_test` says"""
 
     evaluators: Sequence[str | Mapping[str, str]] | None
-    """What scores evaluations; the root's key of this name"""
+    """How answers are scored, as the root key `evaluators` says"""
 
     embedded: EmbeddedKeys | None
 

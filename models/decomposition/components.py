@@ -76,8 +76,8 @@ class ComponentsKeys(Keys):
     gates: GatesKeys
     forward_dtype: ForwardDtype
     init: Literal["random", "inputs"]
-    """What components read at the beginning: random directions, or those of inputs of their matrix
-    in the first step
+    """The directions with which components begin: drawn at random, or taken from the inputs of
+    their matrix in the first step
     """
 
 

@@ -111,7 +111,10 @@ RAGGED = [{"inputs": np.zeros(length)} for length in (3, 3, 4)]
     [
         (OneRow(rows(9)), "MySource.eval_sets: val: inputs has 1 rows, not 8"),
         (rows(9), "MySource.eval_sets: val: is a dict; give contract.Examples"),
-        (Examples(Pairs()), "Pairs.__getitem__: returns a tuple; return a dict by name"),  # type: ignore[arg-type]
+        (
+            Examples(Pairs()),  # type: ignore[arg-type]
+            "Pairs.__getitem__: returns a tuple; return a dict by name",
+        ),
         (Examples(RAGGED), "list.__getitem__: inputs has another shape in some examples than in"),
     ],
 )
