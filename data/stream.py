@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from contract import Arrays, Batch, EvalSet, Source
 from data.source import check_batch
@@ -30,7 +30,7 @@ SETTLED_S = 0.02  # until other threads have done what the last collective left 
 INSTEAD = "num_workers=0 loads in the training process"
 
 
-class ShardStream(Dataset):
+class ShardStream(IterableDataset):
     """The batches of one rank in steps start_step … stop_step - 1.
 
     `shard_groups` are the rank's shards, one group for each micro-batch.
@@ -47,7 +47,16 @@ class ShardStream(Dataset):
         self._shard_groups = [list(shards) for shards in shard_groups]
         self.steps = range(start_step, stop_step)
 
-    def __getitem__(self, step: int) -> Batch | Exception:
+    def __iter__(self) -> Iterator[Batch | Exception]:
+        """Yields each step's batch; worker w of W those of steps w, w + W, … after the first.
+
+        A loader takes one batch from each worker in turn, so that steps come in order.
+        """
+        worker = get_worker_info()
+        steps = self.steps[worker.id :: worker.num_workers] if worker else self.steps
+        return map(self._read, steps)
+
+    def _read(self, step: int) -> Batch | Exception:
         """Returns a step's examples, shard after shard, or the error that ends the run.
 
         The error is returned because the loader would add a page of traceback to a raised one.
@@ -151,9 +160,7 @@ def train_loader(
     """
     loader: DataLoader = DataLoader(
         stream,
-        sampler=stream.steps,
         batch_size=None,
-        collate_fn=_unchanged,
         num_workers=workers,
         pin_memory=pin_memory,
         prefetch_factor=PREFETCHED if workers else None,
@@ -210,10 +217,6 @@ def _no_room(error: Exception) -> RankError:
 def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
     signals.quiet_worker()  # signals are the main process's to handle
-
-
-def _unchanged(item: Any) -> Any:
-    return item
 
 
 def eval_batches(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from data.recursive.puzzles import PuzzleSource
 from data.stream import ShardStream, to_tensors, train_loader
@@ -41,8 +42,8 @@ def steps_of(workers: int, start: int, stop: int, error: Exception | None = None
     return train_loader(ShardStream(Failing(error), [[0]], start, stop), workers)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("start", "stop"), [(5, 29), (4, 4)])
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize(("start", "stop"), [(5, 31), (4, 4)])
 def test_steps_come_in_order_and_whole_with_any_number_of_workers(source, workers, start, stop):
     received = list(train_loader(ShardStream(source, PARTS, start, stop), workers))
     assert [step for step, _ in received] == list(range(start, stop))
@@ -54,6 +55,13 @@ def test_steps_come_in_order_and_whole_with_any_number_of_workers(source, worker
                 assert part[name].dtype == torch.int32
                 assert part[name].storage_offset() == 0, "memory of its own"
                 assert torch.equal(part[name], expected[name])
+
+
+def test_a_loader_of_pytorch_reads_a_rank_s_stream_in_order(source):
+    stream = ShardStream(source, PARTS, 5, 31)
+    assert isinstance(stream, IterableDataset)
+    for alone, by_workers in zip(stream, DataLoader(stream, None, num_workers=2), strict=True):
+        assert all(torch.equal(alone[name], by_workers[name]) for name in alone)
 
 
 def test_batches_are_made_in_another_process_and_survive_it(source):
