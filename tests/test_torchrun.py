@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import free_port
+from tests.ranks import ROOT, free_port
 from tests.runs import (
     MPIRUN,
     TORCHRUN,
@@ -42,6 +43,14 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed(
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("FAULT kill") == 4
     assert_same_bits(Result(tmp_path / "run"), once(*LONGER, ranks=2))
+
+
+def test_torch_distributed_launch_works(undisturbed_pair: Result, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.launch", "--nproc_per_node=2"]
+    command = [*launch, str(ROOT / "pretrain.py"), *TROUBLED, f"checkpoint_path={tmp_path}/run"]
+    done = launched(command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert digest(tmp_path / "run") == digest(undisturbed_pair.directory)
 
 
 def test_two_agents_restart_a_run_though_only_that_of_the_killed_rank_counts(

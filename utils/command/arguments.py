@@ -30,7 +30,8 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
     options: list[str] = []
     overrides: list[str] = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
-        if argument == "--":
+        # torch.distributed.launch adds this one, whose number is in the environment too
+        if argument == "--" or argument.startswith("--local-rank="):
             continue
         if argument.startswith("-") or before in WITH_VALUE:
             options.append(argument)
