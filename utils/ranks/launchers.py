@@ -33,6 +33,12 @@ FAMILIES = {
         ("OMPI_COMM_WORLD_LOCAL_RANK",),
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
+    "mvapich2": Family(
+        "MV2_COMM_WORLD_RANK",
+        ("MV2_COMM_WORLD_SIZE",),
+        ("MV2_COMM_WORLD_LOCAL_RANK",),
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
     "mpich": Family(
         "PMI_RANK",
         ("PMI_SIZE",),
@@ -49,11 +55,12 @@ NOT_A_STEP = {"", "batch", "extern", "interactive", *map(str, range(2**32 - 7, 2
 # Variables that identify a job: all of its ranks derive one port from them
 JOB_NAMES = {
     "openmpi": ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID"),
+    "mvapich2": ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
     "mpich": ("PMI_JOBID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"),
     "srun": ("SLURM_JOB_ID",),
 }
 # launchers that stay the parents of their ranks
-PARENTS = ("torchrun", "openmpi", "mpich", "srun")
+PARENTS = ("torchrun", "openmpi", "mvapich2", "mpich", "srun")
 PARENT = os.getppid()  # when this program began
 DEFAULT_PORT = 29500  # PyTorch's own, if nothing identifies the job
 FIRST_PORT, PORTS = 20000, 12000  # below the range from which Linux takes its ephemeral ports

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import ROOT, check_ended_well, numbered, run_as
+from tests.ranks import ROOT, check_ended_well, clean_env, numbered, run_as
 from tests.runs import MPIRUN, TORCHRUN, launched
 from tests.utils.ranks.ranks_distributed import metrics
+from tests.utils.ranks.test_launchers import mvapich2
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist, pick_device
 from utils.ranks.launchers import Launch
@@ -26,6 +27,11 @@ def run_two(launcher: str, folder: Path) -> None:
     if launcher == "env":  # they find each other by their parent
         check_ended_well(run_as(numbered(2), module, 60))
         return
+    if launcher == "mvapich2":  # it is not here: its variables alone
+        check_ended_well(
+            run_as([clean_env(**mvapich2(rank, 2, rank, 2)) for rank in (0, 1)], module, 60)
+        )
+        return
     command = [*TORCHRUN, "--nproc-per-node", "2"] if launcher == "torchrun" else MPIRUN
     done = launched([*command, *module])
     assert done.returncode == 0, done.stderr
@@ -35,6 +41,7 @@ def run_two(launcher: str, folder: Path) -> None:
     "launcher",
     [
         "env",
+        "mvapich2",
         pytest.param("torchrun", marks=pytest.mark.slow),
         pytest.param("openmpi", marks=[pytest.mark.slow, NEEDS_MPIRUN]),
     ],

@@ -64,6 +64,13 @@ def mpich(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
     """)
 
 
+def mvapich2(rank: int, size: int, local: int, local_size: int) -> dict[str, str]:
+    return variables(f"""
+        MV2_COMM_WORLD_RANK={rank} MV2_COMM_WORLD_SIZE={size} MV2_COMM_WORLD_LOCAL_RANK={local}
+        MV2_COMM_WORLD_LOCAL_SIZE={local_size}
+    """)
+
+
 def plain(rank: int, size: int, local: int) -> dict[str, str]:
     return variables(f"RANK={rank} WORLD_SIZE={size} LOCAL_RANK={local}")
 
@@ -76,6 +83,7 @@ def plain(rank: int, size: int, local: int) -> dict[str, str]:
         ({"WORLD_SIZE": "8"}, Launch()),
         (torchrun(), Launch("torchrun", 3, 8, 1)),
         (openmpi(3, 4, 1, 2), Launch("openmpi", 3, 4, 1)),
+        (mvapich2(3, 4, 1, 2), Launch("mvapich2", 3, 4, 1)),
         (mpich(3, 4, 1, 2), Launch("mpich", 3, 4, 1)),
         ({"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"}, Launch("mpich", 3, 4, 1)),
         ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, Launch("mpich", 3, 4, 1)),
@@ -135,6 +143,7 @@ def meeting(env: dict[str, str], parent: int = 1) -> tuple[str, int]:
         ({**BATCH, **openmpi(3, 4, 1, 2)}, "gpu03"),
         ({**DAEMON, **openmpi(3, 4, 1, 2)}, "gpu03"),
         ({**BATCH, **openmpi(1, 2, 1, 2)}, "127.0.0.1"),
+        (mvapich2(1, 2, 1, 2), "127.0.0.1"),
         (mpich(1, 2, 1, 2), "127.0.0.1"),
         ({**DAEMON, **mpich(3, 4, 1, 2)}, "gpu03"),
         (STEP, "gpu03"),
@@ -171,7 +180,7 @@ def test_given_addresses_and_ports_win() -> None:
         meeting({**torchrun(), "MASTER_PORT": "http"})
 
 
-@pytest.mark.parametrize("env", [mpich(3, 4, 1, 2), plain(3, 4, 1)])
+@pytest.mark.parametrize("env", [mvapich2(3, 4, 1, 2), mpich(3, 4, 1, 2), plain(3, 4, 1)])
 def test_several_hosts_need_an_address(env: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="export MASTER_ADDR="):
         meeting(env)
