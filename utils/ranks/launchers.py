@@ -123,7 +123,7 @@ def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple
     if launch.launcher == "srun":
         # another step of the same job needs another port
         job = f"{job}.{env.get('SLURM_STEP_ID') or env.get('SLURM_STEPID')}"
-    if job is None and one_host and not env.get("MASTER_ADDR"):
+    if job is None and launch.launcher in PARENTS and one_host and not env.get("MASTER_ADDR"):
         job = str(parent)  # one process started all ranks of this host
     return address, DEFAULT_PORT if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS
 

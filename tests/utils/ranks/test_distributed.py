@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import ROOT, check_ended_well, clean_env, numbered, run_as
+from tests.ranks import ROOT, check_ended_well, clean_env, free_port, numbered, run_as
 from tests.runs import MPIRUN, TORCHRUN, launched
 from tests.utils.ranks.ranks_distributed import metrics
 from tests.utils.ranks.test_launchers import mvapich2
@@ -24,13 +24,12 @@ NEEDS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun 
 
 def run_two(launcher: str, folder: Path) -> None:
     module = ["-m", "tests.utils.ranks.ranks_distributed", str(folder)]
-    if launcher == "env":  # they find each other by their parent
-        check_ended_well(run_as(numbered(2), module, 60))
+    if launcher == "env":
+        check_ended_well(run_as(numbered(2, MASTER_PORT=str(free_port())), module, 60))
         return
-    if launcher == "mvapich2":  # it is not here: its variables alone
-        check_ended_well(
-            run_as([clean_env(**mvapich2(rank, 2, rank, 2)) for rank in (0, 1)], module, 60)
-        )
+    if launcher == "mvapich2":  # its variables alone; ranks find each other by their parent
+        envs = [clean_env(**mvapich2(rank, 2, rank, 2)) for rank in range(2)]
+        check_ended_well(run_as(envs, module, 60))
         return
     command = [*TORCHRUN, "--nproc-per-node", "2"] if launcher == "torchrun" else MPIRUN
     done = launched([*command, *module])
@@ -119,7 +118,8 @@ def test_ranks_with_different_code_do_not_start(tmp_path: Path) -> None:
     for name in ("optim/groups.py", "data/set/notes.py", "tests/ranks.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("another")
-    first, second = numbered(2, TORCH_CPP_LOG_LEVEL="FATAL")  # as pretrain.py sets it
+    port, quiet = str(free_port()), "FATAL"  # as pretrain.py sets it
+    first, second = numbered(2, MASTER_PORT=port, TORCH_CPP_LOG_LEVEL=quiet)
     checkouts = [{**first, "CODE": str(ROOT)}, {**second, "CODE": str(tmp_path)}]
     done = run_as(checkouts, ["-c", START], 60)
     line = (

@@ -176,6 +176,8 @@ def test_a_name_that_only_slurm_knows_is_replaced_by_the_address_of_the_batch_sc
 def test_given_addresses_and_ports_win() -> None:
     assert meeting(torchrun()) == ("gpu03", 29512)
     assert meeting({**plain(1, 2, 0), "MASTER_ADDR": "a"}) == ("a", DEFAULT_PORT)
+    # two shells of one host have two parents
+    assert meeting(plain(1, 2, 1), 1) == meeting(plain(1, 2, 1), 2) == ("127.0.0.1", DEFAULT_PORT)
     with pytest.raises(ConfigError, match="MASTER_PORT='http' is not a whole number"):
         meeting({**torchrun(), "MASTER_PORT": "http"})
 
@@ -203,7 +205,7 @@ def test_all_ranks_of_a_job_meet_at_one_port_and_other_jobs_elsewhere() -> None:
         {**STEP, "SLURM_JOB_ID": "78"},
     ]
     ports = [meeting(env)[1] for env in others] + [
-        meeting(plain(0, 2, 0), parent)[1] for parent in (1, 2)
+        meeting(mpich(0, 2, 0, 2), parent)[1] for parent in (1, 2)
     ]
     assert len(set(ports)) == len(ports)
     assert all(FIRST_PORT <= port < FIRST_PORT + PORTS for port in ports)
