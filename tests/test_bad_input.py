@@ -16,6 +16,9 @@ from tests.runs import QUIET, launched, torchrun
 Row = tuple[list[str], str] | tuple[list[str], str, int]
 TABLE: list[Row] = [
     (["lrr=1"], "lrr: unknown key; did you mean lr"),
+    (["--epochs=5"], "--epochs=5: keys are given without dashes; write epochs=5"),
+    (["--elastic_gpu"], "--elastic_gpu: keys are given without dashes; write elastic_gpu=VALUE"),
+    (["config.yaml"], "config.yaml: must be key=value", 2),
     (["arch.hiden_size=64"], "arch.hiden_size"),
     (["experiment=demos"], "experiment"),
     (["lr=fast"], "lr"),

@@ -17,9 +17,11 @@ NO_EXPERIMENT = ("experiment=", "experiment=null")
 DEFINE_A_RUN = {"experiment", "arch", "data", "optim"}
 SWEEPS = ("-m", "--multirun")
 WITH_VALUE = (
-    *("-cp", "-cn", "-cd", "-p", "-c", "-i"),
+    *("-cp", "-cn", "-cd", "-p", "-c", "-i", "--experimental-rerun"),
     *("--config-path", "--config-name", "--config-dir", "--package", "--cfg", "--info"),
 )
+FLAGS = ("-r", "--run", "--resolve", "--version", "--hydra-help", "-sc", "--shell-completion")
+OPTIONS = (*SWEEPS, *WITH_VALUE, *FLAGS)  # of Hydra, but for --help
 
 # a key in quotes within a mapping, as in {'.*mlp.*': 64}, which Hydra's grammar does not take
 QUOTED_KEY = re.compile(r"""([{,]\s*)['"]([^'"]+)['"]\s*:""")
@@ -33,7 +35,7 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
         # torch.distributed.launch adds this one, whose number is in the environment too
         if argument == "--" or argument.startswith("--local-rank="):
             continue
-        if argument.startswith("-") or before in WITH_VALUE:
+        if before in WITH_VALUE or argument.partition("=")[0] in OPTIONS:
             options.append(argument)
         else:
             overrides.append(_prepare(argument))
@@ -57,6 +59,13 @@ def _added(override: str) -> str:
 
 def _prepare(argument: str) -> str:
     """One override as Hydra needs it."""
+    if plain := argument.startswith("-") and argument.lstrip("-"):
+        write = plain if "=" in plain else f"{plain}=VALUE"
+        raise ConfigError(f"{argument}: keys are given without dashes; write {write}")
+    if "=" not in argument and not argument.startswith("~"):
+        raise ConfigError(
+            f"{argument}: must be key=value, without spaces; a recipe is experiment=NAME"
+        )
     key = argument.lstrip("+").partition("=")[0]
     if key in GROUP_KEYS:
         _, equals, choice = argument.partition("=")

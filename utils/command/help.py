@@ -42,7 +42,7 @@ def answer(arguments: Sequence[str]) -> str:
     words = [word for word in arguments if word not in WANTED]
     after = {words[i + 1] for i, word in enumerate(words[:-1]) if word in WITH_VALUE}
     topics = [word for word in words if "=" not in word and word[:1] != "-" and word not in after]
-    overrides = [word for word in prepare(words) if "=" in word and word[:1] != "-"]
+    overrides = prepare([word for word in words if "=" in word and word[:1] != "-"])
     folders = [Path(folder).absolute() for folder in sorted(after) if Path(folder).is_dir()]
     if folders:  # of --config-dir
         overrides.append(f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]")
