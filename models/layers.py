@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -61,10 +61,48 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """Divides by the root mean square of the last dimension."""
+def is_eager_half(x: Tensor) -> bool:
+    """Returns whether a tensor is in half precision, and no compiler chooses what is kept for the
+    backward pass.
+    """
+    return x.dtype.itemsize == 2 and not torch.compiler.is_compiling()
+
+
+def rms_norm(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
+    """Divides by the root mean square of the last dimension, then multiplies by a weight."""
+    if is_eager_half(x):
+        return HalfNorm.apply(x, weight, eps)
     wide = widen(x)
-    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return normed if weight is None else normed * weight
+
+
+class HalfNorm(torch.autograd.Function):
+    """The same to the bit, but keeps `x` as it is: autograd would keep it in float32, and the norm
+    without the weight too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, scale)
+        normed = (wide * scale).to(x.dtype)
+        return normed if weight is None else normed * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+        x, weight, scale = ctx.saved_tensors
+        wide, grad_weight = x.float(), None
+        if weight is not None:
+            grad_weight = (grad * (wide * scale).to(x.dtype)).sum_to_size(weight.shape)
+            grad = grad * weight
+        # autograd's formulas, in their order
+        wide_grad = grad.float()
+        grad_scale = (wide_grad * wide).sum(-1, keepdim=True)
+        grad_mean = -0.5 * grad_scale * scale.pow(3)
+        grad_wide = wide_grad * scale + grad_mean / x.shape[-1] * (2 * wide)
+        return grad_wide.to(x.dtype), grad_weight, None
 
 
 class RMSNorm(nn.Module):
@@ -75,7 +113,7 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.eps) * self.weight.to(x.dtype)
+        return rms_norm(x, self.eps, self.weight.to(x.dtype))
 
 
 def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -311,7 +349,13 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         both = self.gate_up_proj(x)
+        # as compiled code does, and so a plan counts; on a CPU it takes longer than it is worth
+        if is_eager_half(x) and x.device.type != "cpu" and torch.is_grad_enabled():
+            return self.down_proj(recomputed(self._gated, both))
+        return self.down_proj(self._gated(both))
+
+    def _gated(self, both: Tensor) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
         if self.norm_eps is None:
-            return self.down_proj(F.silu(gate) * up)
-        return self.down_proj(torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps))
+            return F.silu(gate) * up
+        return torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps)

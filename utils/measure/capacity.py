@@ -179,7 +179,7 @@ def table(layout: Layout, can_recompute: bool) -> str:
         "optimizer": (needs.remembered, ""),
         "averages": (needs.averaged, ""),
         "not trained": (needs.frozen, ""),
-        "a pass": (needs.passes(layout.at_once), "compiled code needs less"),
+        "a pass": (needs.passes(layout.at_once), "forward and backward"),
     }
     rows = [
         ("on", names, f"{card} decides" if len({*layout.cards}) > 1 else ""),
