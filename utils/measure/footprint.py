@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 def peak(call: Callable[[], object], held: Iterable[Tensor]) -> int:
     """Returns the peak in bytes of what a call needs besides the held tensors.
 
-    Operations are counted one by one: compiled code needs less in float32, and about as much in half
-    precision (`models/layers.py`). Attention counts as one kernel that keeps no scores.
+    Operations are counted one by one: compiled code needs less in float32, and about as much in
+    half precision (`models/layers.py`). Attention counts as one kernel that keeps no scores.
     """
     with _fused_attention(), _Living(held) as living:
         call()
