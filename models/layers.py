@@ -256,6 +256,7 @@ class Attention(nn.Module):
         head_width: int = 0,
         norm_weights: bool = False,
         bias: bool = False,
+        bias_out: bool = False,
     ) -> None:
         """With `norm_eps`, queries and keys are normed, so that scores stay bounded; with
         `norm_weights` before they are turned. `bias` is that of queries, keys and values.
@@ -264,7 +265,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.norm_eps = heads, kv_heads or heads, norm_eps
         self.head_width = head_width or width // heads
         self.qkv_proj = Linear(width, (heads + 2 * self.kv_heads) * self.head_width, bias)
-        self.o_proj = Linear(heads * self.head_width, width)
+        self.o_proj = Linear(heads * self.head_width, width, bias_out)
         self.norm_weights = norm_weights and norm_eps is not None
         if norm_weights and norm_eps is not None:
             self.q_norm = RMSNorm(self.head_width, norm_eps)

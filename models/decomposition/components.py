@@ -22,7 +22,7 @@ from models.decomposition.gates import make_gates
 from models.decomposition.induction import InductionHeads
 from models.decomposition.seams import Compute, Seam, replaced, seams_of, ties
 from models.decomposition.toy import Toy
-from models.language.targets import GPT, load_frozen
+from models.language.targets import GPT, GPT2, load_frozen
 from models.layers import (
     ForwardDtype,
     check_memory,
@@ -94,8 +94,8 @@ class Components(nn.Module):
             keys.target,
             spec,
             keys.forward_dtype,
-            (Toy, GPT, InductionHeads),
-            "arch=tms, resid_mlp, induction and gpt can be decomposed",
+            (Toy, GPT, GPT2, InductionHeads),
+            "arch=tms, resid_mlp, induction and gpt, and GPT-2, can be decomposed",
         )
         self.decode = spec.decode
         chosen = choose_seams(keys.modules, seams_of(self.target.net))
@@ -130,7 +130,7 @@ class Components(nn.Module):
         """True for a language model. A toy model's examples have no positions, and its outputs are
         numbers.
         """
-        return isinstance(self.target.net, GPT | InductionHeads)
+        return isinstance(self.target.net, GPT | GPT2 | InductionHeads)
 
     def factors(self, number: int) -> tuple[Tensor, Tensor]:
         """Returns V [inputs, C] and U [C, outputs] of a matrix."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermedia
 NEUTRAL: dict[str, Any] = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 UNUSED = re.compile(r".*rotary_emb\.inv_freq|lm_head\.weight")  # older files hold these, too
 ROPES = ("default", "llama3")
+Describe = Callable[[Mapping[str, Any]], dict[str, Any]]  # the keys of arch of a config.json
 
 
 def their_names(ours: str) -> list[str]:
@@ -226,15 +228,16 @@ def _unfit(folder: Path, what: str, remedy: str = "") -> ConfigError:
     return ConfigError(what, key="init_from", value=folder, remedy=remedy)
 
 
-def arch_in(folder: Path) -> dict[str, Any]:
-    """Returns the keys under `arch` of the net in a folder."""
+def arch_in(folder: Path, others: Mapping[str, Describe] = MappingProxyType({})) -> dict[str, Any]:
+    """Returns the keys under `arch` of the net in a folder; `others` describe other kinds."""
     try:
-        return arch_of(json.loads(read_text(folder / "config.json")))
+        config = json.loads(read_text(folder / "config.json"))
+        return others.get(config["model_type"], arch_of)(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise _unfit(folder, str(error)) from None
         what = f"config.json cannot be read ({brief(error)})"
-        raise _unfit(folder, what, "give a folder with a Llama model") from None
+        raise _unfit(folder, what, "give a folder with a model of transformers") from None
 
 
 def _check_same_net(folder: Path, shape: Shape) -> None:

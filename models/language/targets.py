@@ -1,4 +1,6 @@
-"""Trained nets that other nets are about, frozen: read from a run, or from a Llama folder."""
+"""Trained nets that other nets are about, frozen: read from a run, or from a folder of Hugging
+Face.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ from torch import Tensor, nn
 
 from contract import Spec
 from models.frozen import Frozen, Tensors
-from models.language import llama
+from models.language import gpt2, llama
 from models.language.gpt import GPT
+from models.language.gpt2 import GPT2
 from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, said_of
 
-__all__ = ["GPT", "load_frozen"]
+__all__ = ["GPT", "GPT2", "load_frozen"]
 
 KEY = "arch.target"  # which names the net, in all errors
 # a net without its weights; their folder, their files (None: all in the folder), and their reader
@@ -38,7 +41,7 @@ def load_frozen(
             f"{KEY}=null: must name a net; give the folder of a run, or its arguments, as in"
             f" '{KEY}=\"experiment=tms_target\"'"
         )
-    find = _llama if (Path(path) / "config.json").is_file() else _run
+    find = _published if (Path(path) / "config.json").is_file() else _run
     net, folder, files, read = find(path, spec, forward_dtype)
     if not isinstance(net, kinds):
         raise ConfigError(f"{KEY}={path}: holds a {type(net).__name__}; {which}")
@@ -95,15 +98,20 @@ def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
             yield name.removeprefix("model."), tensor.float() if narrow else tensor
 
 
-def _llama(path: str, spec: Spec, forward_dtype: str) -> Found:
+def _published(path: str, spec: Spec, forward_dtype: str) -> Found:
     folder = Path(path)
-    arch = {"_target_": "models.language.gpt.GPT", "recompute": False, **llama.arch_in(folder)}
+    arch = llama.arch_in(folder, {"gpt2": gpt2.arch_of})
+    if "_target_" not in arch:
+        arch |= {"_target_": "models.language.gpt.GPT", "recompute": False}
     net = _net(arch, path, spec, forward_dtype)
-    assert isinstance(net, GPT)
+    assert isinstance(net, GPT | GPT2)
     return net, folder, None, partial(_as_ours, folder, net)
 
 
-def _as_ours(folder: Path, net: GPT, files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
+def _as_ours(folder: Path, net: GPT | GPT2, files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
     dtype = next(net.parameters()).dtype
-    weights = llama.read(folder, net.shape, len(net.embed_tokens.embedding_weight))
+    if isinstance(net, GPT2):
+        weights = gpt2.as_ours(reader.load(file)[0]["model"] for file in files)
+    else:
+        weights = llama.read(folder, net.shape, len(net.embed_tokens.embedding_weight))
     return ((name, tensor.to(dtype)) for name, tensor in weights.items())
