@@ -139,6 +139,8 @@ class Source(Protocol):
         """
         return ()
 
+    remark: str = ""  # a line for the log at the start, such as what makes reading slow
+
     # Only for data that can be read forwards alone, such as a stream of texts. It is the one
     # exception to the rule that a batch depends on the seed, the step and the shard alone: it also
     # depends on how far the shard has been read, which checkpoints hold for each shard. So batches

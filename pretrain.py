@@ -352,6 +352,8 @@ class Trainer:
         run.begin(text, wandb, saved_step, self.run_state.evaluation_due, facts, cfg.report)
         run.say(f"{cfg.run_name}: {size:,} parameters, {self.total_steps:,} steps on {data}")
         run.say(hardware.describe(self.dist, objective.dtype))
+        if self.source.remark:
+            run.say(self.source.remark)
 
     def train(self) -> None:
         """Takes steps; after each one logs, evaluates and saves as due."""

@@ -89,8 +89,8 @@ class HubTexts:
 class Documents:
     """Iterates over the documents of one shard, and knows the position after the last one.
 
-    If the number of files is a multiple of the number of shards, a shard owns whole files;
-    otherwise it owns every `shards`-th row, counted over all files.
+    Each shard owns equally many whole files. Files that are left over, fewer than there are shards,
+    follow: of these a shard owns every `shards`-th row, counted over all of them.
     """
 
     def __init__(
@@ -101,14 +101,16 @@ class Documents:
         file: int = 0,
         row: int | None = None,
     ) -> None:
-        self._texts = texts
-        # whole files where that is even: every other shard would read them in vain
-        if len(texts) % shards == 0:
-            self._files, self.step, first = range(shard, len(texts), shards), 1, 0
-        else:
-            self._files, self.step, first = range(len(texts)), shards, shard
-        self.file = file  # among those that the shard owns
-        self.row = first if row is None else row  # the next one; it may be beyond the file's end
+        self._texts, self._shard, self._shards = texts, shard, shards
+        left_over = len(texts) - len(texts) % shards
+        self._files = [*range(shard, left_over, shards), *range(left_over, len(texts))]
+        self._whole = left_over // shards  # so many files are the shard's alone
+        self.file = file  # among those that the shard reads
+        # the next one; it may be beyond the file's end
+        self.row = self._first(file) if row is None else row
+
+    def _first(self, file: int) -> int:
+        return 0 if file < self._whole else self._shard
 
     @property
     def position(self) -> tuple[int, int]:
@@ -117,15 +119,19 @@ class Documents:
     def __iter__(self) -> Iterator[str]:
         while self.file < len(self._files):
             rows = 0  # of the file
-            wanted = range(self.row, sys.maxsize, self.step)
+            step = 1 if self.file < self._whole else self._shards
+            wanted = range(self.row, sys.maxsize, step)
             for row, text, _ in self._texts.rows(self._files[self.file], wanted):
                 if text is None:
                     rows = row
                     break
-                self.row = row + self.step
+                self.row = row + step
                 yield text
-            # rows are counted over all files: in the next one the shard is as far from the start
-            self.file, self.row = self.file + 1, self.row - rows
+            self.file += 1
+            # rows are counted over all shared files: in the next one the shard is as far from the
+            # start
+            shared = self.file > self._whole
+            self.row = self.row - rows if shared else self._first(self.file)
 
 
 def read_file(where: str, path: Path, field: str, wanted: range = ALL) -> Iterator[Row]:

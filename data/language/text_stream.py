@@ -31,6 +31,8 @@ from utils.errors import ConfigError, short
 DOCUMENTS_AT_ONCE = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most
 
+READ_OFTEN = 1.5  # times that files are read; a run says so from here on
+
 Cursor = Mapping[str, int]
 Position = tuple[int, int]  # a file of the shard, and the next row in it
 
@@ -84,6 +86,13 @@ class StreamSource(Source):
 
         self._texts = _open(run.data_path, keys)
         self.where = self._texts.where
+        files, left_over = len(self._texts), len(self._texts) % run.shards
+        times = 1 + left_over * (run.shards - 1) / files
+        if times >= READ_OFTEN:
+            self.remark = (
+                f"{self.where}: is read {times:.1f} times, as all of shards={run.shards} read"
+                f" {left_over} of {files} files; make the number of files a multiple of shards"
+            )
         self._tokenizer: Tokenizer = (
             Bytes()
             if keys.tokenizer == "bytes"

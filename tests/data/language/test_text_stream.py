@@ -148,7 +148,9 @@ def write_files(folder: Path, suffix: str, rows: list[list[Any]]) -> Path:
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("seed", range(3))
 def test_documents_come_as_datasets_orders_them(seed: int, suffix: str, tmp_path: Path) -> None:
-    """The reference for the order: the files as `datasets` streams them."""
+    """The reference for the order: the files as `datasets` streams them. It deals out whole files
+    if they are a multiple of the shards, else rows.
+    """
     from datasets import load_dataset
     from datasets.distributed import split_dataset_by_node
 
@@ -161,11 +163,44 @@ def test_documents_come_as_datasets_orders_them(seed: int, suffix: str, tmp_path
     folder = write_files(tmp_path / "texts", suffix, files)
     kind = "json" if suffix == ".jsonl" else "parquet"
     paths = [str(path) for path in sorted(folder.iterdir())]
-    reference = load_dataset(kind, data_files=paths, split="train", streaming=True)
+    even = len(paths) - len(paths) % shards
+    parts = [
+        load_dataset(kind, data_files=some, split="train", streaming=True)
+        for some in (paths[:even], paths[even:])
+        if some
+    ]
     for shard in range(shards):
-        stream = split_dataset_by_node(reference, shard, shards)
-        read = Documents(TextFiles(str(folder), "text"), shard, shards)
-        assert [*read] == [row["text"] for row in stream]
+        streams = [split_dataset_by_node(part, shard, shards) for part in parts]
+        texts = [row["text"] for stream in streams for row in stream]
+        assert [*Documents(TextFiles(str(folder), "text"), shard, shards)] == texts
+        # from any row on
+        documents = Documents(TextFiles(str(folder), "text"), shard, shards)
+        positions = [documents.position, *(documents.position for _ in documents)]
+        for done in range(0, len(texts), 5):
+            later = Documents(TextFiles(str(folder), "text"), shard, shards, *positions[done])
+            assert [*later] == texts[done:]
+
+
+def test_files_are_read_once_but_for_those_left_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_files(
+        tmp_path / "texts", ".jsonl", [[f"{n} {row}" for row in range(3)] for n in range(9)]
+    )
+    texts, opened = TextFiles(str(folder), "text"), Counter[int]()
+    rows = texts.rows
+    monkeypatch.setattr(
+        texts, "rows", lambda file, some: (opened.update([file]), rows(file, some))[1]
+    )
+    read = [text for shard in range(4) for text in Documents(texts, shard, 4)]
+    assert len(read) == len({*read}) == 27
+    assert opened == {**dict.fromkeys(range(8), 1), 8: 4}
+
+
+def test_a_run_says_that_files_are_read_often(folder: Path) -> None:
+    line = f"data_path={folder}: is read 4.0 times, as all of shards=4 read 3 of 3 files; make the"
+    assert source(folder).remark.startswith(line)
+    assert not source(folder, shards=1).remark
 
 
 @pytest.mark.slow
