@@ -15,6 +15,7 @@ from pathlib import Path
 
 from utils.files import ROOT, read_text, write_whole
 
+FILES = ("git.txt", "uncommitted.diff")  # in a run's directory
 DIFF_LIMIT = 10_000_000  # characters of a diff worth keeping
 # untracked files that are kept: others may be data, and large
 SOURCES = ("*.py", "*.pyi", "*.yaml", "*.yml", "*.toml", "*.sh", "*.slurm", "*.c", "*.cu", "*.cpp")
@@ -62,7 +63,7 @@ def record(directory: Path) -> str:
     """
     if not (text := summary()):
         return ""
-    now, old = {"git.txt": text, "uncommitted.diff": uncommitted()}, ""
+    now, old = dict(zip(FILES, (text, uncommitted()), strict=True)), ""
     before = {name: read_text(directory / name) for name in now if (directory / name).exists()}
     if "git.txt" in before and _code(before) != _code(now):
         number = next(n for n in itertools.count(1) if not _old(directory, "git.txt", n).exists())

@@ -86,9 +86,13 @@ class RunDirectory:
             if self.dist.is_main:
                 self._begin(config_text, resumed, evaluation_due, report)
                 self._record_start(resumed, hosts, facts or {})
-                self._tracker.start(
-                    self.directory, mode, wandb.get("id"), wandb.get("project"), wandb.get("name")
-                )
+                about = {
+                    "num_params": (facts or {}).get("parameters"),  # as in HRM's runs
+                    "ranks": self.dist.world_size,
+                    "revision": revision.revision(),
+                }
+                names = wandb.get("id"), wandb.get("project"), wandb.get("name")
+                self._tracker.start(self.directory, mode, *names, about)
         self.directory = Path(self.dist.broadcast_text(str(self.directory)))
 
     def _begin(
@@ -202,6 +206,7 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)  # and not the one above, which may be gone by now
             for name, content in files.items():
                 write_whole(folder / safe_name(name), content)
+        self._tracker.show(step, set_name, files)
 
     def progress(
         self,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from utils import revision
 from utils.errors import brief
 from utils.rundir.records import read_config
 
@@ -27,6 +30,40 @@ def resolve_mode(mode: str, env: Mapping[str, str]) -> str:
     return named if mode == "auto" and named in MODES else mode
 
 
+SUFFIX = ".scene.json"
+
+# a name, if a scene has several tables; names of columns; rows
+Table = tuple[str, list[str], list[list[Any]]]
+
+
+def tables_of(scene: Mapping[str, Any]) -> list[Table]:
+    """Returns the numbers and texts of a scene as tables; none of pictures and boards, which are on
+    the report page alone.
+    """
+    kind = scene["kind"]
+    if kind == "table":
+        return [("", scene["columns"], scene["rows"])]
+    if kind == "text":
+        columns = list(scene["items"][0])
+        return [("", columns, [[item[name] for name in columns] for item in scene["items"]])]
+    if kind in ("lines", "bars"):
+        drawn = scene["lines" if kind == "lines" else "series"]
+        columns = [scene["x"].get("label", ""), *(line["name"] for line in drawn)]
+        values = [scene["x"]["values"], *(line["values"] for line in drawn)]
+        return [("", columns, [list(row) for row in zip(*values, strict=True)])]
+    if kind == "matrix":
+        return [
+            (
+                panel.get("name", ""),
+                [scene["row_label"], *panel["columns"]],
+                [[name, *row] for name, row in zip(panel["rows"], panel["values"], strict=True)],
+            )
+            for panel in scene["panels"]
+            if "values" in panel
+        ]
+    return []
+
+
 class Tracker:
     """One W&B run, or none."""
 
@@ -38,17 +75,29 @@ class Tracker:
         self._run: Any = None
 
     def start(
-        self, directory: Path, mode: str, run_id: str | None, project: str | None, name: str | None
+        self,
+        directory: Path,
+        mode: str,
+        run_id: str | None,
+        project: str | None,
+        name: str | None,
+        facts: Mapping[str, Any],
     ) -> None:
-        """Begins a W&B run, or continues the one of that id."""
+        """Begins a W&B run, or continues the one of that id. `facts` stand in its config beside the
+        run's keys.
+        """
         self.run_id = run_id
         if mode == "disabled":
             return
         self.run_id = run_id or secrets.token_hex(5)
         names = {"dir": str(directory), "id": self.run_id, "project": project, "name": name}
         try:
-            config = read_config(directory)
+            config = {**read_config(directory), **facts}
             self._run = self._begin(mode, {**names, "config": config, "resume": "allow"})
+            for file in (directory / name for name in revision.FILES):
+                if file.is_file():  # a copy: `save` would make a link into the run's directory
+                    shutil.copyfile(file, Path(self._run.dir) / file.name)
+                    self._run.save(f"{self._run.dir}/{file.name}", self._run.dir, policy="now")
         except Exception as error:  # of any kind: W&B is not what the run is about
             self._say(f"W&B: could not start ({brief(error)}); off for this run")
 
@@ -62,6 +111,26 @@ class Tracker:
         except Exception as error:
             self._run = None
             self._say(f"W&B: could not log ({brief(error)}); off for this run")
+
+    def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
+        """Sends those scenes of an evaluated set that are tables to W&B."""
+        if self._run is None:
+            return
+        for name, content in files.items():
+            if not name.endswith(SUFFIX):
+                continue
+            try:
+                self._show(step, f"{set_name}/{name.removesuffix(SUFFIX)}", json.loads(content))
+            except Exception as error:
+                self._say(f"W&B: could not take {name} ({brief(error)})")
+
+    def _show(self, step: int, name: str, scene: Mapping[str, Any]) -> None:
+        import wandb
+
+        for part, columns, rows in tables_of(scene):
+            # a column may have the steps 1, 2, 3 and `never`
+            table = wandb.Table([*columns], rows, allow_mixed_types=True)
+            self._run.log({f"{name}/{part}" if part else name: table}, step=step)
 
     def close(self, ok: bool, hurry: bool = False) -> None:
         """Ends the run as finished or failed, within a bounded time."""
@@ -90,8 +159,10 @@ class Tracker:
         """Starts a W&B run; records offline where it cannot start online."""
         import wandb
 
-        # W&B's own process logs to its cache, which would be under the home directory
+        # W&B's own process logs to its cache, and tables wait to be uploaded in its data folder:
+        # both would be under the home directory
         os.environ.setdefault("WANDB_CACHE_DIR", arguments["dir"])
+        os.environ.setdefault("WANDB_DATA_DIR", f"{arguments['dir']}/wandb")
         # without a network, reports of errors to its makers would delay the end of the run
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         settings = wandb.Settings(

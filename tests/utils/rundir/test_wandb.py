@@ -4,17 +4,23 @@ its death in a run.
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.ranks import until
+from utils import revision
+from utils.files import read_text
+from utils.measure.scene import scene
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
-from utils.rundir.wandb_log import Tracker, resolve_mode
+from utils.rundir.wandb_log import Table, Tracker, resolve_mode, tables_of
 
 
 def begun(folder: Path, **settings: object) -> RunDirectory:
@@ -46,6 +52,54 @@ def test_a_finish_that_hangs_holds_up_nothing() -> None:
     assert said[0].startswith("W&B: did not finish within 0.2 s")
 
 
+def test_the_code_and_the_size_of_a_run_stand_in_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[Mapping[str, Any]] = []
+
+    def begin(tracker: Tracker, mode: str, arguments: Mapping[str, Any]) -> Any:
+        began.append(arguments)
+        return SimpleNamespace(dir=str(tmp_path), save=lambda *given, **named: None)
+
+    monkeypatch.setattr(Tracker, "_begin", begin)
+    run = RunDirectory(tmp_path / "x", Dist()).__enter__()
+    run.begin("lr: 0.001\n", {"mode": "offline"}, facts={"parameters": 7})
+    about = {"lr": 0.001, "num_params": 7, "ranks": 1, "revision": revision.revision()}
+    assert began[0]["config"] == about
+
+
+MATRIX = {
+    "row_label": "truth",
+    "panels": [{"name": "a", "rows": ["x"], "columns": ["y", "z"], "values": [[1, 2]]}],
+}
+X = {"x": {"label": "step", "values": [1, "never"]}}
+LINE = [{"name": "loss", "values": [0.5, None]}]
+
+
+@pytest.mark.parametrize(
+    ("shown", "tables"),
+    [
+        ({"kind": "table", "columns": ["a"], "rows": [[1]]}, [("", ["a"], [[1]])]),
+        (
+            {"kind": "text", "items": [{"prompt": "a", "continuation": "b"}]},
+            [("", ["prompt", "continuation"], [["a", "b"]])],
+        ),
+        (
+            {"kind": "lines", "lines": LINE, **X},
+            [("", ["step", "loss"], [[1, 0.5], ["never", None]])],
+        ),
+        (
+            {"kind": "bars", "series": LINE, **X},
+            [("", ["step", "loss"], [[1, 0.5], ["never", None]])],
+        ),
+        ({"kind": "matrix", **MATRIX}, [("a", ["truth", "y", "z"], [["x", 1, 2]])]),
+        ({"kind": "images", "items": [{"pixels": "A"}]}, []),
+    ],
+)
+def test_scenes_that_are_tables(shown: dict[str, Any], tables: list[Table]) -> None:
+    assert tables_of(shown) == tables
+
+
 @pytest.mark.slow
 def test_the_real_package_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -57,12 +111,25 @@ def test_the_real_package_offline(
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     run = begun(tmp_path / "x", mode="auto")
+    shown = scene(
+        "words", "table", "Words", columns=["word", "count"], rows=[["sea", 2], ["", "?"]]
+    )
+    wrong = scene("wrong", "table", "Wrong", columns=["word"], rows=[["sea", 2]])
+    run.write_evaluation(1, "val", {**shown, **wrong, "votes.npz": b""})
     run.log(1, {"loss": 1.0})
     run.close()
+    (sent,) = (tmp_path / "x" / "wandb").glob("offline-run-*/files")
+    assert read_text(sent / "git.txt").startswith("revision: ")
+    (table,) = sent.glob("media/table/val/words_*.table.json")
+    assert json.loads(read_text(table))["data"] == [["sea", 2], ["", "?"]]
     again = begun(tmp_path / "x", mode="auto", id=run.wandb_id)
     again.close()
     for folder in ("x", "x.old-1"):
         (file,) = (tmp_path / folder / "wandb").glob(f"offline-run-*-{run.wandb_id}/run-*.wandb")
         assert until(lambda file=file: file.stat().st_size > 100), "W&B's process writes it"
     assert not list(tmp_path.rglob("requirements.txt"))
-    assert capfd.readouterr() == ("the former run of this name is now x.old-1\n", "")
+    assert not [file for file in (tmp_path / "home").rglob("*") if file.is_file()]
+    said = capfd.readouterr()
+    assert said.out.startswith("W&B: could not take wrong.scene.json (")
+    assert said.out.endswith("\nthe former run of this name is now x.old-1\n")
+    assert not said.err
