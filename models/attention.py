@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # positions × head width, such as 128 × 64; for longer sequences half precision is faster
 SHORT = 1 << 13
@@ -134,6 +135,7 @@ class Attend(torch.autograd.Function):
         return _joined(mixed).view_as(query_BHLK)
 
     @staticmethod
+    @once_differentiable
     def backward(  # type: ignore[override]
         ctx: Any, grad_BHLK: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None]:

@@ -73,8 +73,12 @@ def rms_norm(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
     if is_eager_half(x):
         return HalfNorm.apply(x, weight, eps)
     wide = widen(x)
-    normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    normed = (wide * _inverse_size(wide, eps)).to(x.dtype)
     return normed if weight is None else normed * weight
+
+
+def _inverse_size(wide: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
 
 
 class HalfNorm(torch.autograd.Function):
@@ -84,8 +88,8 @@ class HalfNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        wide, ctx.eps = x.float(), eps
+        scale = _inverse_size(wide, eps)
         ctx.save_for_backward(x, weight, scale)
         normed = (wide * scale).to(x.dtype)
         return normed if weight is None else normed * weight
@@ -94,6 +98,8 @@ class HalfNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
         x, weight, scale = ctx.saved_tensors
         wide, grad_weight = x.float(), None
+        if torch.is_grad_enabled():  # for a second derivative, which needs to know how it was made
+            scale = _inverse_size(wide, ctx.eps)
         if weight is not None:
             grad_weight = (grad * (wide * scale).to(x.dtype)).sum_to_size(weight.shape)
             grad = grad * weight

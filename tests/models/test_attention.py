@@ -35,6 +35,14 @@ def test_values_and_gradients_are_those_of_autograd(kind: str, dtype: torch.dtyp
         assert_close(mine.double(), exact, rtol=2 * step, atol=2 * step)
 
 
+def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
+    x = torch.randn(2, 3, 6, 16).bfloat16().requires_grad_()
+    mixed = attention.attention(x, x, x, causal=True)
+    (first,) = torch.autograd.grad(mixed.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
 @pytest.mark.parametrize(
     ("dtype", "positions"), [(torch.float32, 193), (torch.bfloat16, 129), (torch.bfloat16, 257)]
 )

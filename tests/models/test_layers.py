@@ -52,6 +52,16 @@ def test_a_norm_has_the_bits_of_autograd(
         assert_close(mine, autograds, rtol=0, atol=0)
 
 
+def test_a_norm_can_be_differentiated_twice() -> None:
+    torch.manual_seed(0)
+    numbers, seconds = torch.randn(4, 8).bfloat16(), []
+    for norm in (rms_norm, by_autograd):
+        x, weight = numbers.clone().requires_grad_(), torch.linspace(0.5, 1, 8).bfloat16()
+        (first,) = torch.autograd.grad(norm(x, 1e-5, weight).square().sum(), x, create_graph=True)
+        seconds.append(torch.autograd.grad(first.float().pow(3).sum(), x)[0])
+    assert_close(*seconds, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_norm_keeps_its_input_as_it_is(dtype: torch.dtype) -> None:
     x, norm = torch.randn(10, 64).to(dtype).requires_grad_(), RMSNorm(64, 1e-5)
