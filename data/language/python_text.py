@@ -1,5 +1,5 @@
-"""The source of Python's standard library as bytes, with some packages held out: text that every
-machine has.
+"""The source of Python's standard library as bytes or byte pairs, with some packages held out: text
+that every machine has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from data.language.token_files import Corpus
-from data.tokenizer import Bytes
+from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 from utils.errors import ConfigError
 
 # no source that somebody wrote by hand (encodings and pydoc_data are tables), or tests
@@ -34,12 +34,14 @@ WITHOUT = {
 HELD_OUT = 20  # one package, or module outside packages, in this many: files of one share lines
 
 
-def python_text(mebibytes: int) -> Corpus:
+def python_text(mebibytes: int, bpe: int | None = None) -> Corpus:
     """Reads files in the order of their names, each after a begin token: all that are held out, and
     up to `mebibytes` to train on.
+
+    `bpe` is the size of a vocabulary of byte pairs, which are found in the texts to train on.
     """
-    folder, tokenizer = Path(sysconfig.get_paths()["stdlib"]), Bytes()
-    pieces: dict[str, list[np.ndarray]] = {"train": [], "val": []}
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    texts: dict[str, list[bytes]] = {"train": [], "val": []}
     digest, left = hashlib.sha256(), mebibytes << 20
     for name in _names(folder):
         try:
@@ -51,25 +53,40 @@ def python_text(mebibytes: int) -> Corpus:
         if split == "train":
             text = text[:left]
             left -= len(text)
-        pieces[split] += [np.array([tokenizer.begin], np.uint16), np.frombuffer(text, np.uint8)]
+        texts[split].append(text)
         digest.update(f"{split} {len(text)} ".encode() + text)
-    if not (pieces["train"] and pieces["val"]):
+    if not (texts["train"] and texts["val"]):
         raise ConfigError(
             f"data_path=null: {folder} holds no source of Python's standard library; give"
             " data_path=FOLDER with tokens"
         )
+    tokenizer: Tokenizer = Bytes()
+    if bpe is not None:
+        pairs = train_bpe((_as_text(text) for text in texts["train"]), bpe, mebibytes << 20)
+        tokenizer = FromFile("data.embedded.bpe", "its vocabulary", content=pairs.encode())
     return Corpus(
         where="data_path=null",
-        files={
-            split: [np.concatenate(parts).astype(np.uint16, copy=False)]
-            for split, parts in pieces.items()
-        },
+        files={split: [_joined(tokenizer, parts)] for split, parts in texts.items()},
         vocab_size=tokenizer.vocab_size,
-        fingerprint=digest.hexdigest(),
+        fingerprint=digest.hexdigest() + ("" if bpe is None else f" bpe {bpe}"),
         begin=tokenizer.begin,
         tokenizer=tokenizer,
         token_bytes=tokenizer.token_bytes,
     )
+
+
+def _joined(tokenizer: Tokenizer, texts: list[bytes]) -> np.ndarray:
+    """Returns the tokens of all texts, each after a begin token."""
+    if isinstance(tokenizer, Bytes):
+        tokens = [np.frombuffer(text, np.uint8) for text in texts]
+    else:
+        tokens = tokenizer.encode([_as_text(text) for text in texts])
+    begin = np.array([tokenizer.begin])
+    return np.concatenate([piece for ids in tokens for piece in (begin, ids)]).astype(np.uint16)
+
+
+def _as_text(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 def _names(folder: Path) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from contract import EvalSet, Evaluator, RunSettings, Spec
 from data.language.packing import PackedWindows
@@ -29,6 +30,9 @@ class EmbeddedText(Keys):
 
     mebibytes: PositiveInt
     """At most so much of Python's standard library to train on"""
+
+    bpe: Annotated[int, Field(ge=257, le=1 << 16)] | None
+    """Tokens in a vocabulary of byte pairs, found in this text; null: bytes"""
 
 
 class TokenKeys(SampleKeys):
@@ -137,6 +141,6 @@ def _open(data_path: str | None, keys: TokenKeys) -> Corpus:
         if value is not None:
             raise ConfigError(
                 f"data.{name}={value}: describes token files, but data_path=null reads Python's own"
-                f" library as bytes; add data_path=FOLDER, or leave out data.{name}"
+                f" library; add data_path=FOLDER, or leave out data.{name}"
             )
-    return python_text(keys.embedded.mebibytes)
+    return python_text(keys.embedded.mebibytes, keys.embedded.bpe)
