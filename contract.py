@@ -39,8 +39,8 @@ from utils.errors import ConfigError, full_name, kind_of
 from utils.ranks.distributed import Dist
 
 # Rows as a source gives them, by name; the first dimension is the example. Names are yours, but for
-# `labels`, in which rows of padding are IGNORE. Types stay as they are: give float32, where NumPy
-# makes float64; labels are integers of any size.
+# `labels`, and names that begin so, in which rows of padding are IGNORE. Types stay as they are:
+# give float32, where NumPy makes float64; labels are integers of any size.
 Arrays = dict[str, np.ndarray]
 Batch = dict[str, Tensor]  # the same as an objective gets them
 MetricSums = Mapping[str, tuple[Tensor, Tensor]]  # by name (sum, count), of which a run logs means
@@ -91,11 +91,15 @@ class Examples:
 
     def padding(self, rows: int) -> Arrays:
         """Repeats the first example, so that all batches take as long, without its labels."""
-        batch = self.read(np.zeros(rows, np.int64))
-        return {
-            name: np.full_like(array, IGNORE) if name == "labels" else array
-            for name, array in batch.items()
-        }
+        return without_labels(self.read(np.zeros(rows, np.int64)))
+
+
+def without_labels(batch: Arrays) -> Arrays:
+    """Returns the rows as padding: what is named `labels`, or begins so, is IGNORE."""
+    return {
+        name: np.full_like(array, IGNORE) if name.startswith("labels") else array
+        for name, array in batch.items()
+    }
 
 
 def _stacked(where: str, name: str, values: Sequence[Any]) -> np.ndarray:
@@ -310,6 +314,14 @@ class Objective(nn.Module):
         """
         with dist.agreed():
             self.to(dist.device)
+
+    def movable(self) -> Sequence[tuple[nn.Module, float]]:
+        """Returns the frozen parts that `move_to_devices` may put on further GPUs of a rank, in
+        turn, and what share of a step's operations is theirs.
+
+        Called where memory is planned. Default: none.
+        """
+        return ()
 
     def shardable(self) -> Sequence[nn.Module]:
         """Returns the modules whose weights sync=fsdp may fetch and release one by one.

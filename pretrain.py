@@ -276,18 +276,25 @@ class Trainer:
 
         needs = capacity.count(net, tables, optimizer_state, cfg.ema, pass_over)
         cut = cfg.shards, self.shard_size, split, cfg.exact
-        cards = capacity.cards_named(cfg.plan_cards) if cfg.plan_cards else capacity.cards_of(dist)
+        hands = [] if cfg.plan_cards else capacity.cards_of(dist)
+        cards = [card for hand in hands for card in hand]
+        if cfg.plan_cards:
+            cards = capacity.cards_named(cfg.plan_cards)
         can_recompute = cfg.arch.get("recompute") is False
         if cfg.plan == "show":
             layout = capacity.lay_out(needs, cards, *cut)
             if dist.is_main:
-                print(capacity.table(layout, can_recompute), flush=True)
+                ways = capacity.layouts(needs, cards, *cut)
+                print(capacity.table(layout, can_recompute, ways), flush=True)
             raise SystemExit(0)
-        # the ranks that have started, each on its card
-        layout = capacity.lay_out(needs, cards[: dist.world_size], *cut, dist.world_size)
+        # the ranks that have started, each on its card, and cards to spare
+        layout = capacity.lay_out(needs, cards, *cut, hands)
         self.run.say(capacity.table(layout, can_recompute))
         size = None if cfg.exact else layout.micro_batch_size
-        return cfg.with_values({"plan": False, "micro_batch_size": size})
+        settled = {"plan": False, "micro_batch_size": size}
+        if needs.movable:
+            settled["arch.devices"] = layout.devices
+        return cfg.with_values(settled)
 
     def try_laws(self) -> None:
         """Checks names of metrics, and before a new run whether the objective keeps the laws."""

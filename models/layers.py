@@ -289,8 +289,7 @@ class Attention(nn.Module):
         past: Past | None = None,
     ) -> Tensor:
         batch, length, _ = x_BLD.shape
-        by_head_BLHK = self.qkv_proj(x_BLD).view(batch, length, -1, self.head_width)
-        query, key, value = self._heads(by_head_BLHK, cos_sin)
+        query, key, value = self.heads_of(x_BLD, cos_sin)
         if past is not None:
             key, value = past.extend(key, value)
         shared_keys = self.kv_heads < self.heads
@@ -302,9 +301,9 @@ class Attention(nn.Module):
             mixed_BHLK = attention(query, key, value, mask, causal, shared_keys)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, -1))
 
-    def _heads(self, by_head_BLHK: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads_of(self, x_BLD: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries and keys, turned and normed, and values."""
-        heads_BHLK = by_head_BLHK.transpose(1, 2)
+        heads_BHLK = self.qkv_proj(x_BLD).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
         query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.norm_weights:
             query, key = self.q_norm(query), self.k_norm(key)
@@ -366,3 +365,23 @@ class SwiGLU(nn.Module):
         if self.norm_eps is None:
             return F.silu(gate) * up
         return torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps)
+
+
+class PreNormBlock(nn.Module):
+    """Attention, then a gated MLP; each reads a norm of the stream, and adds to the stream."""
+
+    def __init__(self, width: int, eps: float, attention: Attention, mlp: SwiGLU) -> None:
+        super().__init__()
+        self.attn_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.self_attn, self.mlp = attention, mlp
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_sin: CosSin,
+        causal: bool,
+        mask: Sees,
+        past: Past | None = None,
+    ) -> Tensor:
+        x_BLD = x_BLD + self.self_attn(self.attn_norm(x_BLD), cos_sin, causal, mask, past)
+        return x_BLD + self.mlp(self.mlp_norm(x_BLD))

@@ -14,7 +14,7 @@ from tests import ranks
 from tests.browser import chromium
 from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.forks import Forks
-from tests.runs import INTERRUPTED, TINY_GPT, TINY_TMS, TROUBLED, Once, Result, train
+from tests.runs import INTERRUPTED, TINY_GPT, TINY_PAIRS, TINY_TMS, TROUBLED, Once, Result, train
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,6 +91,13 @@ def tms_target(once: Once) -> Path:
 def gpt_target(once: Once) -> Path:
     """A tiny language model, hardly trained."""
     return once(*TINY_GPT, "max_steps=3", "data.max_new_tokens=0").directory
+
+
+@pytest.fixture(scope="session")
+def readers(gpt_target: Path, once: Once) -> str:
+    """Two of them, of other widths and tokenizers, as arch.readers takes them."""
+    pairs = once(*TINY_PAIRS, "max_steps=3", "data.max_new_tokens=0").directory
+    return f"[{gpt_target},{pairs}]"
 
 
 @pytest.fixture

@@ -69,12 +69,16 @@ TINY_TMS = words("""
     experiment=tms_target arch.forward_dtype=float64 global_batch_size=64 max_steps=40
     data.held_out=64
 """)
-# its target is the net of TINY_GPT
-TINY_PREFIX = [
-    *words("arch=prefix optim=adamw arch.passage=12 arch.latents=3"),
-    *(word for word in TINY_GPT if not word.startswith(("arch", "lr="))),
-    *words("lr=3e-2 arch.forward_dtype=float64 data.max_new_tokens=0"),
-]
+# all that can train; arch.readers is to be added: the nets of TINY_GPT and TINY_PAIRS
+TINY_PREFIX = words("""
+    arch=prefix data=passages optim=adamw data.passage=8 data.text=5 data.val_passages=100
+    data.embedded={mebibytes:1,bpe:null} arch.latents=3 arch.wire=6 arch.deep=true
+    arch.encoder={width:16,layers:1,heads:2,refiner:1,states:false} arch.loss.teacher=0.5
+    arch.loss.gist=0.1 arch.forward_dtype=float64 global_batch_size=24 max_steps=23
+    eval_batch_size=8 lr=1e-2 lr_warmup_steps=5
+""")
+# another reader of the same texts, in other tokens
+TINY_PAIRS = [*TINY_GPT, *words("data.embedded.bpe=300 arch.hidden_size=24 arch.kv_heads=2")]
 # every loss, so that every kind of noise counts; its target is the net of TINY_TMS
 TINY_COMPONENTS = words("""
     experiment=tms_5_2 arch.forward_dtype=float64 global_batch_size=48 max_steps=23

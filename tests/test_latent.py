@@ -1,4 +1,4 @@
-"""Latent prefixes end to end: what a run saves, and published models."""
+"""Latent prefixes end to end: what a run saves, published readers, several devices, facts."""
 
 from __future__ import annotations
 
@@ -8,30 +8,48 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import check_ended_well, run_module, words
-from tests.runs import TINY_PREFIX, Once, train
+from tests.runs import EXACT, TINY_PREFIX, Once, assert_same_bits, train
 
 
-def test_a_run_learns_and_saves_the_map_alone(gpt_target: Path, once: Once) -> None:
-    alone = once(*TINY_PREFIX, f"arch.target={gpt_target}")
-    last = alone.rows[-1]
+def test_a_run_learns_and_saves_no_reader(readers: str, once: Once) -> None:
+    run = once(*TINY_PREFIX, f"arch.readers={readers}")
+    last = run.rows[-1]
     assert last["eval/loss"] < last["eval/loss_last"] - 0.01, "trained, against untrained"
-    names = alone.weights().keys()
-    assert {name.split(".")[1] for name in names} == {"map"}
-    meta = json.loads(next(alone.directory.glob("checkpoints/step_*/meta.json")).read_text())
-    (frozen,) = meta["frozen"].values()
-    assert frozen["path"] == str(gpt_target / "checkpoints/step_3")
+    parts = {".".join(name.split(".")[:2]) for name in run.weights()}
+    assert {part for part in parts if part.startswith("model")} == {
+        "model.encoder",
+        "model.adapters",
+    }
+    meta = json.loads(next(run.directory.glob("checkpoints/step_*/meta.json")).read_text())
+    frozen = [part["path"] for part in meta["frozen"].values()]
+    assert frozen == [f"{folder}/checkpoints/step_3" for folder in readers.strip("[]").split(",")]
+    table = next(run.directory.glob("evaluations/*/**/shares.scene.json"))
+    rows = json.loads(table.read_text())["rows"]
+    assert [row[0] for row in rows] == [0] * 11 + [1] * 11
+
+
+@pytest.mark.slow
+def test_exact_runs_have_the_same_bits_however_readers_lie_on_devices(
+    readers: str, once: Once, tmp_path: Path
+) -> None:
+    """Each reader with the encoder, or on a device of its own; on one rank and on two."""
+    line = [*TINY_PREFIX, f"arch.readers={readers}", *EXACT]
+    one = once(*line)
+    for number, (ranks, devices) in enumerate([(1, 2), (2, 1), (2, 2)]):
+        other = train(tmp_path / str(number), *line, f"arch.devices={devices}", ranks=ranks)
+        assert_same_bits(other, one)
 
 
 @pytest.mark.slow
 def test_a_published_model_reads_latents_of_ones_own_texts(
     gpt_target: Path, tmp_path: Path
 ) -> None:
-    published, texts = tmp_path / "llama", tmp_path / "texts"
+    published, texts, tokens = tmp_path / "llama", tmp_path / "texts", tmp_path / "tokens"
     check_ended_well(run_module(1, "models.language.llama", str(gpt_target), str(published)))
     texts.mkdir()
     for number in range(100):
         (texts / f"{number}.txt").write_text(f"text {number}, of some length\n" * 9)
-    own = words(f"data=stream data_path={texts} arch.target={published}")
-    own.append(f"data.tokenizer={published / 'tokenizer.json'}")
-    tiny = [each for each in TINY_PREFIX if "embedded" not in each and each != "data=tokens"]
-    assert "eval/share" in train(tmp_path / "run", *tiny, *own).rows[-1]
+    build = f"--input {texts} --tokenizer bytes --output-dir {tokens}"
+    check_ended_well(run_module(1, "data.build.tokens", *words(build)))
+    own = [f"data_path={tokens}", f"arch.readers=[{published}]", "max_steps=3"]
+    assert "eval/share" in train(tmp_path / "run", *TINY_PREFIX, *own).rows[-1]

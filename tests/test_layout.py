@@ -38,8 +38,8 @@ FOLDERS = sorted(
         for path in (ROOT / package).rglob("__init__.py")
     }
 )
-# what all lines of research may import of one: trained language models as their targets
-DOORS = {"models.language.targets"}
+# what all lines of research may import of one: trained language models, and their text
+DOORS = {"models.language.targets", "data.language.tokens"}
 HEAVY = {"wandb", "datasets", "sklearn", "pandas"}  # imported where they are used
 
 

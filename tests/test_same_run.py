@@ -49,7 +49,8 @@ RUNS = {
     "gpt, tied": [*TINY_GPT, *words("arch.tied=true arch.recompute=true grad_clip=0.5 ema=true")],
     "components": [*TINY_COMPONENTS, "arch.target=TMS"],
     "components of a gpt": [*GPT_COMPONENTS, "arch.target=GPT"],
-    "latent": [*TINY_PREFIX, "arch.target=GPT"],
+    "latent": [*TINY_PREFIX, "arch.readers=READERS"],
+    "latent, of states": [*TINY_PREFIX, "arch.readers=READERS", "arch.encoder.states=true"],
 }
 # on a busy machine one rank may compile a minute longer than the other
 COMPILED = "compile=true timeout_s=300"
@@ -87,6 +88,8 @@ OTHERWISE = [
             ("latent", 3, "micro_batch_size=6"),
             ("latent", 2, "sync=ddp"),
             ("latent", 2, "sync=fsdp"),
+            ("latent", 2, "arch.devices=2"),
+            ("latent, of states", 3, "micro_batch_size=3"),
         )
     ),
 ]
@@ -95,7 +98,8 @@ OTHERWISE = [
 @pytest.fixture(scope="module")
 def arguments(request: pytest.FixtureRequest) -> Callable[[str], list[str]]:
     """What starts a run by its name; it trains a target first where the run needs one."""
-    needed = {"=TMS": "tms_target", "=GPT": "gpt_target", "=RAGGED": "ragged"}
+    needed = {"=TMS": "tms_target", "=GPT": "gpt_target", "=READERS": "readers"}
+    needed["=RAGGED"] = "ragged"
 
     def filled(word: str) -> str:
         for end, fixture in needed.items():

@@ -22,6 +22,8 @@ from data.order import EpochSource
 from utils.command.marks import Keys
 from utils.errors import ConfigError
 
+__all__ = ["Corpus", "EmbeddedText", "TokenSource", "open_text"]
+
 SEQUENCES = 64  # in an update, unless the configuration says otherwise
 
 
@@ -60,7 +62,7 @@ class TokenSource(EpochSource):
     """Training windows in shuffled order, held-out tokens, and a prompt to continue."""
 
     def __init__(self, run: RunSettings, keys: TokenKeys) -> None:
-        corpus = _open(run.data_path, keys)
+        corpus = open_text(run.data_path, keys.embedded, keys.vocab_size, keys.begin_token)
         if keys.documents and corpus.begin is None:
             raise ConfigError(
                 f"data.documents=true: {corpus.where}: nothing tells where documents begin; add"
@@ -133,14 +135,19 @@ def in_sequences(run: RunSettings, seq_len: int) -> RunSettings:
     return replace(run, global_batch_size=batch, max_steps=max_steps, epochs=epochs)
 
 
-def _open(data_path: str | None, keys: TokenKeys) -> Corpus:
+def open_text(
+    data_path: str | None,
+    embedded: EmbeddedText,
+    vocab_size: int | None = None,
+    begin: int | None = None,
+) -> Corpus:
+    """Opens the token files in a folder; without one, Python's standard library."""
     if data_path is not None:
-        key = f"data_path={data_path}"
-        return open_corpus(key, Path(data_path), keys.vocab_size, keys.begin_token)
-    for name, value in (("vocab_size", keys.vocab_size), ("begin_token", keys.begin_token)):
+        return open_corpus(f"data_path={data_path}", Path(data_path), vocab_size, begin)
+    for name, value in (("vocab_size", vocab_size), ("begin_token", begin)):
         if value is not None:
             raise ConfigError(
                 f"data.{name}={value}: describes token files, but data_path=null reads Python's own"
                 f" library; add data_path=FOLDER, or leave out data.{name}"
             )
-    return python_text(keys.embedded.mebibytes, keys.embedded.bpe)
+    return python_text(embedded.mebibytes, embedded.bpe)

@@ -17,12 +17,12 @@ from models import documents
 from models.documents import Sees
 from models.layers import (
     Attention,
-    CosSin,
     Embedding,
     ForwardDtype,
     Layers,
     Linear,
     Past,
+    PreNormBlock,
     RMSNorm,
     RotaryEmbedding,
     Scaling,
@@ -117,26 +117,6 @@ class Shape(Keys):
         return self.mlp_width or gated_width(self.hidden_size, 4.0, 64)
 
 
-class DecoderBlock(nn.Module):
-    """Attention, then a gated MLP; each reads a norm of the stream, and adds to the stream."""
-
-    def __init__(self, width: int, eps: float, attention: Attention, mlp: SwiGLU) -> None:
-        super().__init__()
-        self.attn_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
-        self.self_attn, self.mlp = attention, mlp
-
-    def forward(
-        self,
-        x_BLD: Tensor,
-        cos_sin: CosSin,
-        causal: bool,
-        mask: Sees,
-        past: Past | None = None,
-    ) -> Tensor:
-        x_BLD = x_BLD + self.self_attn(self.attn_norm(x_BLD), cos_sin, causal, mask, past)
-        return x_BLD + self.mlp(self.mlp_norm(x_BLD))
-
-
 class GPT(nn.Module):
     """Turns tokens into hidden states, from which `logits` makes scores of the next token.
 
@@ -172,7 +152,7 @@ class GPT(nn.Module):
             if self.lm_head is not None:  # from 1 / √width to the embedding's deviation
                 self.lm_head.weight.mul_(STD * width**0.5)
 
-    def block(self) -> DecoderBlock:
+    def block(self) -> PreNormBlock:
         """Builds a block of this net's shape."""
         shape, eps = self.shape, self.shape.rms_norm_eps
         attention = Attention(
@@ -185,10 +165,10 @@ class GPT(nn.Module):
             bias=shape.qkv_bias,
         )
         mlp = SwiGLU(shape.hidden_size, shape.gated)
-        return DecoderBlock(shape.hidden_size, eps, attention, mlp)
+        return PreNormBlock(shape.hidden_size, eps, attention, mlp)
 
     @property
-    def blocks(self) -> Sequence[DecoderBlock]:
+    def blocks(self) -> Sequence[PreNormBlock]:
         """The blocks, each of which may be compiled, recomputed or split by itself."""
         return list(self.layers)  # type: ignore[arg-type]
 
@@ -228,17 +208,29 @@ class GPT(nn.Module):
             x_BLD = block(x_BLD, cos_sin, length > 1, None, before)
         return self.logits(self.norm(x_BLD[:, -1]))
 
-    def read(self, x_BLD: Tensor, mask: Sees = None) -> Tensor:
-        """Returns normed hidden states of a stream, which need not come from tokens. Without a
-        mask, each position sees itself and those before it.
+    def read(
+        self,
+        x_BLD: Tensor,
+        mask: Sees = None,
+        positions_BL: Tensor | None = None,
+        past: Sequence[Past] | None = None,
+    ) -> Tensor:
+        """Returns normed hidden states of a stream, which need not come from tokens.
+
+        Its positions are 0, 1, 2 and so on, unless given. Without a mask, each sees itself and
+        those before it. `past` has one for each block; what it holds before them needs a mask.
         """
         cos, sin = self.rotary_emb()
-        cos_sin = cos[: x_BLD.shape[1]], sin[: x_BLD.shape[1]]
-        for block in self.blocks:
+        if positions_BL is None:
+            cos_sin = cos[: x_BLD.shape[1]], sin[: x_BLD.shape[1]]
+        else:
+            cos_sin = cos[positions_BL].unsqueeze(1), sin[positions_BL].unsqueeze(1)
+        for number, block in enumerate(self.blocks):
+            before = None if past is None else past[number]
             if self.shape.recompute and torch.is_grad_enabled():
-                x_BLD = recomputed(block, x_BLD, cos_sin, mask is None, mask)
+                x_BLD = recomputed(block, x_BLD, cos_sin, mask is None, mask, before)
             else:
-                x_BLD = block(x_BLD, cos_sin, mask is None, mask)
+                x_BLD = block(x_BLD, cos_sin, mask is None, mask, before)
         return self.norm(x_BLD)
 
     def flops_per_token(self) -> int:

@@ -23,55 +23,59 @@ from utils.errors import ConfigError, said_of
 
 __all__ = ["GPT", "GPT2", "load_frozen"]
 
-KEY = "arch.target"  # which names the net, in all errors
 # a net without its weights; their folder, their files (None: all in the folder), and their reader
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]
 
 
-@said_of(KEY)
 def load_frozen(
-    path: str | None, spec: Spec, forward_dtype: str, kinds: tuple[type[nn.Module], ...], which: str
+    path: str | None,
+    spec: Spec,
+    forward_dtype: str,
+    kinds: tuple[type[nn.Module], ...],
+    which: str,
+    key: str = "arch.target",
 ) -> Frozen:
     """Loads the net at a path, for data like `spec`.
 
-    It must be one of `kinds`, which `which` names for the error message.
+    It must be one of `kinds`, which `which` names for the error message; `key` names the path.
     """
     if path is None:
         raise ConfigError(
-            f"{KEY}=null: must name a net; give the folder of a run, or its arguments, as in"
-            f" '{KEY}=\"experiment=tms_target\"'"
+            f"{key}=null: must name a net; give the folder of a run, or its arguments, as in"
+            f" '{key}=\"experiment=tms_target\"'"
         )
-    find = _published if (Path(path) / "config.json").is_file() else _run
-    net, folder, files, read = find(path, spec, forward_dtype)
-    if not isinstance(net, kinds):
-        raise ConfigError(f"{KEY}={path}: holds a {type(net).__name__}; {which}")
-    return Frozen(net, str(folder), files, read)
+    with said_of(key):
+        find = _published if (Path(path) / "config.json").is_file() else _run
+        net, folder, files, read = find(key, path, spec, forward_dtype)
+        if not isinstance(net, kinds):
+            raise ConfigError(f"{key}={path}: holds a {type(net).__name__}; {which}")
+        return Frozen(net, str(folder), files, read)
 
 
-def _run(path: str, spec: Spec, forward_dtype: str) -> Found:
+def _run(key: str, path: str, spec: Spec, forward_dtype: str) -> Found:
     if not Path(path).exists():
         raise ConfigError(
-            f"{KEY}={path}: no such file or folder; give the folder of a run, or the arguments"
+            f"{key}={path}: no such file or folder; give the folder of a run, or the arguments"
             " that make one"
         )
     if reader.is_weights(Path(path)):
         raise ConfigError(
-            f"{KEY}={path}: a file of weights does not say which net they belong to; give the"
+            f"{key}={path}: a file of weights does not say which net they belong to; give the"
             " folder of a run"
         )
     arch = reader.config_in(path).get("arch", {})
     checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
     folder = checkpoint.folder
     files = [folder / name for name in checkpoint.sha256]
-    net = _net(arch, path, spec, forward_dtype)
+    net = _net(key, arch, path, spec, forward_dtype)
     return net, folder, files, partial(_weights_of_run, forward_dtype == "float64")
 
 
-def _net(arch: Any, path: str, spec: Spec, forward_dtype: str) -> nn.Module:
+def _net(key: str, arch: Any, path: str, spec: Spec, forward_dtype: str) -> nn.Module:
     """Builds the net without its weights, and without recomputation, which only training needs."""
     if "target" in arch:
         raise ConfigError(
-            f"{KEY}={path}: is itself about another net, {arch['target']}; give that one"
+            f"{key}={path}: is itself about another net, {arch['target']}; give that one"
         )
     keys = {name: value for name, value in arch.items() if name != "loss"}
     keys["forward_dtype"] = forward_dtype
@@ -81,7 +85,7 @@ def _net(arch: Any, path: str, spec: Spec, forward_dtype: str) -> nn.Module:
         return make(keys, "arch", spec)
     except ConfigError as error:
         raise ConfigError(
-            f"{KEY}={path}: a net of {keys.get('_target_')} for {spec.name}: {error}"
+            f"{key}={path}: a net of {keys.get('_target_')} for {spec.name}: {error}"
         ) from None
 
 
@@ -98,12 +102,12 @@ def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
             yield name.removeprefix("model."), tensor.float() if narrow else tensor
 
 
-def _published(path: str, spec: Spec, forward_dtype: str) -> Found:
+def _published(key: str, path: str, spec: Spec, forward_dtype: str) -> Found:
     folder = Path(path)
     arch = llama.arch_in(folder, {"gpt2": gpt2.arch_of})
     if "_target_" not in arch:
         arch |= {"_target_": "models.language.gpt.GPT", "recompute": False}
-    net = _net(arch, path, spec, forward_dtype)
+    net = _net(key, arch, path, spec, forward_dtype)
     assert isinstance(net, GPT | GPT2)
     return net, folder, None, partial(_as_ours, folder, net)
 

@@ -1,64 +1,154 @@
-"""Trains latents that replace a passage, and measures how much of it they keep."""
+"""Trains latents that stand for a passage, and measures how much of it they keep."""
 
-# B batch, L positions, D width
+# B batch, L positions, T positions of a text, V vocabulary
 
 from __future__ import annotations
 
-import torch.nn.functional as F
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from contract import IGNORE, Batch, Carry, Context, Metric, Objective, Prediction, StepOut
+import torch
+import torch.nn.functional as F
+from pydantic import NonNegativeFloat
+from torch import Tensor, nn
+from typing_extensions import Doc
+
+from contract import (
+    IGNORE,
+    Batch,
+    Carry,
+    Context,
+    Evaluator,
+    Metric,
+    Objective,
+    Prediction,
+    StepOut,
+)
+from models.latent.encoder import Gist
 from models.latent.prefix import Prefix
+from models.latent.shares import Shares
+from models.latent.stand_ins import WAYS, nats, nats_after, whole
+from utils.errors import ConfigError
+from utils.ranks.devices import devices_of
+from utils.ranks.distributed import Dist
+
+MEASURED = ("latents", "last", "none", "whole")  # whose losses are logged
 
 
 class Compress(Objective):
-    """Sums the cross entropy of the tokens after a passage that the model sees as latents alone.
+    """Sums the cross entropy of texts after passages that every reader sees as latents alone.
 
     `share` is the part of the passage's worth that latents keep: 0 where they are worth no more
     than no passage, 1 where they are worth as much as the whole.
     """
 
     headline = Metric("share")
-    costs = frozenset({"loss", "loss_none", "loss_last", "loss_whole"})
+    costs = frozenset({"loss", *(f"loss_{way}" for way in MEASURED)})
     model: Prefix
 
+    def __init__(
+        self,
+        model: Prefix,
+        text: Annotated[NonNegativeFloat, Doc("cross entropy of the text after the latents")],
+        teacher: Annotated[
+            NonNegativeFloat,
+            Doc("divergence from what the reader predicts after the whole passage"),
+        ],
+        gist: Annotated[
+            NonNegativeFloat, Doc("cross entropy of the passage, predicted from latents alone")
+        ],
+    ) -> None:
+        super().__init__(model)
+        self.coefficients = {"text": text, "teacher": teacher, "gist": gist}
+        if not any(self.coefficients.values()):
+            raise ConfigError(
+                "arch.loss.text=0: all losses are 0, and there is nothing to learn; give one"
+            )
+        keys = model.keys
+        self.gist = None
+        if gist:
+            self.gist = Gist(
+                model.passage_len, model.vocab_size, keys.latents, keys.wire, keys.encoder
+            )
+
+    def move_to_devices(self, dist: Dist) -> None:
+        """Spreads the readers over the rank's devices, of which the first has all that trains."""
+        devices = devices_of(dist, self.model.keys.devices)
+        with dist.agreed():
+            for number, reader in enumerate(self.model.readers):
+                reader.to(devices[number % len(devices)])
+            for part in (self.model.encoder, self.model.adapters, self.gist):
+                if part is not None:
+                    part.to(dist.device)
+
+    def movable(self) -> Sequence[tuple[nn.Module, float]]:
+        trained, frozen = self.model.operations()
+        together = trained + sum(frozen)
+        return [
+            (reader, work / together)
+            for reader, work in zip(self.model.readers, frozen, strict=True)
+        ]
+
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
-        passage_BL, text_BL, labels_BL = self._cut(batch)
-        nats = _nats(self.model(passage_BL, text_BL), labels_BL)
-        count = (labels_BL != IGNORE).sum()
-        return StepOut(nats, count, {"loss": (nats.detach(), count)})
+        z_BMW = self.model(batch)
+        labels = [batch[f"labels_{number}"] for number in range(len(self.model.readers))]
+        # predicted tokens of each row, of all readers
+        weight_B = torch.stack([(rows != IGNORE).sum(1) for rows in labels]).sum(0)
+        sums: dict[str, Tensor] = {}
+        for number in range(len(labels)):
+            for name, summed in self._losses_of(number, batch, z_BMW).items():
+                summed = summed.to(z_BMW.device)
+                sums[name] = sums[name] + summed if name in sums else summed
+        if self.gist is not None:
+            passage_BL = batch["passage"].long()
+            of_token_BL = F.cross_entropy(self.gist(z_BMW).mT, passage_BL, reduction="none")
+            sums["gist"] = (of_token_BL.mean(1) * weight_B).sum()
+        weight = weight_B.sum()
+        metrics = {name: (summed.detach(), weight) for name, summed in sums.items()}
+        metrics["loss"] = metrics.pop("text")
+        terms = [factor * sums[name] for name, factor in self.coefficients.items() if factor]
+        return StepOut(torch.stack(terms).sum(), weight, metrics)
+
+    def _losses_of(self, number: int, batch: Batch, z_BMW: Tensor) -> dict[str, Tensor]:
+        """Returns the sums of one reader's losses."""
+        where = self.model.device_of(number)
+        passage_BL, text_BT, labels_BT = (
+            batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
+        )
+        prefix, added = self.model.prefix(number, z_BMW, passage_BL)
+        logits_BTV = self.model.logits(number, prefix, text_BT, added)
+        losses = {"text": nats(logits_BTV, labels_BT).sum()}
+        if self.coefficients["teacher"]:
+            with torch.no_grad():
+                wanted_BTV = whole(self.model, number, passage_BL, text_BT).log_softmax(-1)
+            found_BTV = logits_BTV.log_softmax(-1)
+            apart_BT = (wanted_BTV.exp() * (wanted_BTV - found_BTV)).sum(-1)
+            losses["teacher"] = (apart_BT * (labels_BT != IGNORE)).sum()
+        return losses
 
     def predict(self, batch: Batch) -> Prediction:
-        """Scores the text after latents, and after all that could stand in their place. Sets
-        without labels, such as a prompt, are not scored.
-        """
-        if "labels" not in batch:
-            return Prediction({})
-        passage_BL, text_BL, labels_BL = self._cut(batch)
-        embedded_BLD, latents = self.model.net.embed(passage_BL), self.model.latents
-        prefixes = {
-            "": self.model.encode(passage_BL),
-            "_none": embedded_BLD[:, :0],
-            "_last": embedded_BLD[:, -latents:],
-            "_whole": embedded_BLD,
+        """Scores texts after latents, and after all that could stand in their place."""
+        z_BMW = self.model(batch)
+        sums: dict[str, Tensor] = {}
+        metrics: dict[str, tuple[Tensor, Tensor]] = {}
+        rows, count = [], torch.zeros((), dtype=torch.int64)
+        for number in range(len(self.model.readers)):
+            found = nats_after(self.model, number, batch, z_BMW)
+            nats_BN = torch.stack([found[way][0].double() for way in WAYS], 1).to(z_BMW.device)
+            of_way = dict(zip(WAYS, nats_BN.sum(0), strict=True))
+            metrics[f"share_{number}"] = _share(of_way)
+            sums = {way: sums.get(way, 0.0) + summed for way, summed in of_way.items()}
+            count = count.to(z_BMW.device) + (batch[f"labels_{number}"] != IGNORE).sum()
+            rows.append(nats_BN)
+        metrics["share"] = _share(sums)
+        metrics |= {
+            "loss" if way == "latents" else f"loss_{way}": (sums[way], count) for way in MEASURED
         }
-        nats = {
-            way: _nats(self.model.read(prefix, text_BL), labels_BL).double()
-            for way, prefix in prefixes.items()
-        }
-        count, worth = (labels_BL != IGNORE).sum(), nats["_none"] - nats["_whole"]
-        metrics = {f"loss{way}": (summed, count) for way, summed in nats.items()}
-        for way in ("", "_last"):
-            metrics[f"share{way}"] = (nats["_none"] - nats[way], worth)
-        return Prediction(metrics)
+        return Prediction(metrics, {"nats": torch.stack(rows, 1)})
 
-    def _cut(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the passages, the texts after them, and the labels of these."""
-        at = self.model.passage
-        return batch["inputs"][:, :at], batch["inputs"][:, at:], batch["labels"][:, at:].long()
+    def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
+        return [Shares(self.model)]
 
 
-def _nats(logits_BLV: Tensor, labels_BL: Tensor) -> Tensor:
-    return F.cross_entropy(
-        logits_BLV.flatten(0, 1), labels_BL.flatten(), ignore_index=IGNORE, reduction="sum"
-    )
+def _share(nats_of: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return nats_of["none"] - nats_of["latents"], nats_of["none"] - nats_of["whole"]

@@ -1,85 +1,190 @@
-"""A frozen language model that reads a few vectors in place of the tokens of a passage.
-
-Each vector is the embedding of one of the passage's last tokens, plus a linear map, at first zero,
-of the model's state there. So training begins where the model reads the last tokens themselves.
+"""Frozen language models that read latents in place of the tokens of a passage: one encoder makes
+the latents, and an adapter for each model turns them into what it reads.
 """
 
-# B batch, L positions, M latents, D width, V vocabulary
+# B batch, L positions of a passage, P of a prefix, T of a text, M latents, W numbers of a latent, D
+# width of a reader, V its vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
-from typing_extensions import Doc
 
-from contract import Spec
+from contract import Batch
 from models.language.targets import GPT, load_frozen
-from models.layers import ForwardDtype, Linear, parse_dtype, widen
-from utils.command.marks import A_RUN, MAY_CHANGE
+from models.latent.encoder import Adapter, Encoder, EncoderKeys, as_sent, bytes_sent
+from models.layers import ForwardDtype, Past, Width, parse_dtype
+from utils.command.marks import A_RUN, MAY_CHANGE, SAME_RUN, Keys
 from utils.errors import ConfigError
 
 
+class PrefixKeys(Keys):
+    """The keys under `arch`."""
+
+    readers: Annotated[list[str], A_RUN, MAY_CHANGE]
+    """The frozen models"""
+
+    latents: PositiveInt
+    """Vectors for each passage"""
+
+    wire: Width
+    """Numbers in each vector"""
+
+    send: Literal["float16", "int8"]
+    """How numbers are sent, also in training"""
+
+    encoder: EncoderKeys
+    deep: bool
+    """Adapters also add to the keys and values of each layer of their model"""
+
+    tail: NonNegativeInt
+    """Tokens at the end of the passage that the models read as they are, after the latents"""
+
+    devices: Annotated[PositiveInt, SAME_RUN]
+    """GPUs of a rank at most: readers are spread over those that no rank of its host uses"""
+
+    forward_dtype: ForwardDtype
+
+
 class Prefix(nn.Module):
-    """A frozen model, and a map from its states to its embeddings, which trains."""
+    """The encoder and the adapters, which train, and the frozen models."""
 
-    size: Tensor
-
-    def __init__(
-        self,
-        spec: Spec,
-        target: Annotated[str | None, A_RUN, MAY_CHANGE, Doc("the frozen model")],
-        passage: Annotated[
-            PositiveInt, Doc("tokens that latents replace; the rest of data.seq_len is predicted")
-        ],
-        latents: Annotated[PositiveInt, Doc("vectors for each passage")],
-        forward_dtype: ForwardDtype,
-    ) -> None:
+    def __init__(self, spec: Any, keys: PrefixKeys) -> None:
         super().__init__()
-        self.dtype = parse_dtype(forward_dtype)
-        self.passage, self.latents = passage, latents
-        if passage >= spec.seq_len:
+        self.dtype = parse_dtype(keys.forward_dtype)
+        self.keys, self.vocab_size, self.passage_len = keys, spec.vocab_size, spec.seq_len
+        if not keys.readers:
             raise ConfigError(
-                f"arch.passage={passage}: leaves none of data.seq_len={spec.seq_len} to predict;"
-                " give less"
+                "arch.readers=[]: must name at least one model; give folders of runs, or arguments"
+                " of runs, as in 'arch.readers=[experiment=latent_reader]'"
             )
-        if latents > passage:
-            raise ConfigError(f"arch.latents={latents}: must not exceed arch.passage={passage}")
-        room = replace(spec, seq_len=spec.seq_len + latents)
-        self.target = load_frozen(
-            target, room, forward_dtype, (GPT,), "only nets of arch=gpt read latents"
+        if keys.latents > spec.seq_len:
+            raise ConfigError(
+                f"arch.latents={keys.latents}: must not exceed data.passage={spec.seq_len}"
+            )
+        self.reader_specs = spec.readers
+        self.readers = nn.ModuleList()
+        for number, (path, told) in enumerate(zip(keys.readers, spec.readers, strict=True)):
+            room = replace(told, seq_len=told.seq_len + keys.latents)
+            which, key = "only nets of arch=gpt read latents", f"arch.readers[{number}]"
+            reader = load_frozen(path, room, keys.forward_dtype, (GPT,), which, key)
+            # frozen weights are only read: cast them once instead of in every pass
+            if self.dtype.itemsize == 2:
+                for parameter in reader.parameters():
+                    parameter.data = parameter.data.to(self.dtype)
+            self.readers.append(reader)
+        states = self.net(0).shape.hidden_size if keys.encoder.states else 0
+        length = spec.seq_len
+        if states:  # the first reader cuts the passage into tokens of its own
+            length = spec.readers[0].passage_len
+        self.encoder = Encoder(
+            length, spec.vocab_size, states, keys.latents, keys.wire, keys.encoder
         )
-        net, width = self.net, self.net.shape.hidden_size
-        # steps of the map are as large as the model's embeddings
-        size = widen(net.embed_tokens.embedding_weight).square().mean().sqrt()
-        self.register_buffer("size", size, persistent=False)
-        self.map = Linear(width, width)
-        nn.init.zeros_(self.map.weight)
-        # frozen weights are only read: cast them once instead of in every pass
-        if self.dtype.itemsize == 2:
-            for parameter in self.target.parameters():
-                parameter.data = parameter.data.to(self.dtype)
+        self.adapters = nn.ModuleList(
+            Adapter(keys.wire, self.net(number), keys.deep) for number in range(len(keys.readers))
+        )
+
+    def net(self, number: int) -> GPT:
+        """Returns a frozen model."""
+        net = self.readers[number].net
+        assert isinstance(net, GPT)
+        return net
+
+    def device_of(self, number: int) -> torch.device:
+        """The device that a frozen model is on."""
+        return self.net(number).embed_tokens.embedding_weight.device
+
+    def operations(self) -> tuple[float, list[float]]:
+        """Returns the operations on an example of what trains, and of each frozen model: two a
+        weight and position forwards, as many backwards to the inputs, and to weights that train.
+        """
+        keys, of_encoder = self.keys, sum(p.numel() for p in self.encoder.parameters())
+        trained = 6.0 * of_encoder * (self.passage_len + keys.latents)
+        frozen = []
+        for number, told in enumerate(self.reader_specs):
+            trained += 6 * keys.latents * sum(p.numel() for p in self.adapters[number].parameters())
+            weights = sum(p.numel() for p in self.readers[number].parameters())
+            frozen.append(4.0 * weights * (keys.latents + keys.tail + told.text_len))
+            if keys.encoder.states and not number:
+                frozen[0] += 2.0 * weights * told.passage_len
+        return trained, frozen
 
     @property
-    def net(self) -> GPT:
-        """The frozen model."""
-        assert isinstance(self.target.net, GPT)
-        return self.target.net
+    def sent_bytes(self) -> int:
+        """The size of a passage's latents as they are sent."""
+        return bytes_sent(self.keys.latents, self.keys.wire, self.keys.send)
 
-    def forward(self, passage_BL: Tensor, text_BL: Tensor) -> Tensor:
-        """Returns logits of the token after each of the text, read after the passage's latents."""
-        return self.read(self.encode(passage_BL), text_BL)
+    def forward(self, batch: Batch) -> Tensor:
+        """Returns the latents of each passage, as they arrive [B, M, W]."""
+        if not self.keys.encoder.states:
+            z_BMW = self.encoder(batch["passage"], None, self.dtype)
+        else:
+            passage_BL = batch["passage_0"].to(self.device_of(0))
+            seen_BL = passage_BL >= 0
+            with torch.no_grad():
+                states_BLD = self.read_tokens(0, passage_BL) * seen_BL[..., None]
+            where = batch["passage"].device
+            z_BMW = self.encoder(states_BLD.to(where), seen_BL.to(where), self.dtype)
+        return as_sent(z_BMW, self.keys.send)
 
-    def read(self, prefix_BMD: Tensor, text_BL: Tensor) -> Tensor:
-        """Returns the model's logits in a text after a prefix [B, L, V]."""
-        x_BLD = torch.cat((prefix_BMD, self.net.embed(text_BL)), 1)
-        return self.net.logits(self.net.read(x_BLD)[:, prefix_BMD.shape[1] :])
+    def read_tokens(self, number: int, tokens_BL: Tensor) -> Tensor:
+        """Returns a reader's states in tokens that are padded on the left [B, L, D]."""
+        net, seen_BL = self.net(number), tokens_BL >= 0
+        return net.read(net.embed(tokens_BL.clamp_min(0)), causal(seen_BL), positions(seen_BL))
 
-    def encode(self, passage_BL: Tensor) -> Tensor:
-        """Returns the latents of each passage [B, M, D]."""
-        x_BLD = self.net.embed(passage_BL)
-        states_BMD = self.net.read(x_BLD)[:, -self.latents :]
-        return x_BLD[:, -self.latents :] + self.size.to(self.dtype) * self.map(states_BMD)
+    def prefix(
+        self, number: int, z_BMW: Tensor, passage_BL: Tensor
+    ) -> tuple[Tensor, Sequence[Past] | None]:
+        """Returns what a reader reads in place of a passage: vectors [B, P, D], and what is added
+        to its layers.
+        """
+        has_begin = self.reader_specs[number].begin_token is not None
+        where, tail = self.device_of(number), self.keys.tail
+        vectors_BMD, added = self.adapters[number](z_BMW.to(self.dtype), int(has_begin), where)
+        if not tail:
+            return vectors_BMD, added
+        last_BPD = self.net(number).embed(passage_BL[:, -tail:].clamp_min(0))
+        return torch.cat((vectors_BMD, last_BPD), 1), added
+
+    def logits(
+        self,
+        number: int,
+        prefix_BPD: Tensor,
+        text_BT: Tensor,
+        added: Sequence[Past] | None = None,
+        seen_BP: Tensor | None = None,
+    ) -> Tensor:
+        """Returns a reader's scores of what follows each token of a text [B, T, V], which is padded
+        on the right, behind a prefix. `seen_BP`: which of the prefix is there; the left may not be.
+        """
+        net, begin = self.net(number), self.reader_specs[number].begin_token
+        stream = [prefix_BPD, net.embed(text_BT.clamp_min(0))]
+        if begin is not None:
+            stream.insert(0, net.embed(text_BT.new_full((len(text_BT), 1), begin)))
+        x_BLD = torch.cat(stream, 1)
+        sees = places = None
+        if seen_BP is not None:
+            seen_BL = seen_BP.new_ones(x_BLD.shape[:2])
+            first = x_BLD.shape[1] - text_BT.shape[1] - seen_BP.shape[1]
+            seen_BL[:, first : first + seen_BP.shape[1]] = seen_BP
+            sees, places = causal(seen_BL), positions(seen_BL)
+        states_BLD = net.read(x_BLD, sees, places, added)
+        return net.logits(states_BLD[:, -text_BT.shape[1] :])
+
+
+def causal(seen_BL: Tensor) -> Tensor:
+    """Returns what each position sees [B, 1, L, L]: itself, and those before it that are there."""
+    length = seen_BL.shape[1]
+    sees_LL = seen_BL.new_ones(length, length).tril()
+    itself_LL = torch.eye(length, dtype=torch.bool, device=seen_BL.device)
+    return (sees_LL & seen_BL[:, None] | itself_LL)[:, None]
+
+
+def positions(seen_BL: Tensor) -> Tensor:
+    """Counts positions from the first that is there."""
+    return (seen_BL.cumsum(1) - 1).clamp_min(0)

@@ -22,6 +22,8 @@ from tests.making import make_source
 BATCH = 24
 EPOCHS, STEPS = {"epochs": 9}, {"max_steps": 9}
 DOCUMENTS = {"documents": True, "begin_token": 50}
+READERS = {"readers": ["reader_0", "reader_1"]}
+SHORT = {"val_passages": 50, "embedded": {"mebibytes": 1, "bpe": None}}
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "digits": ("digits", EPOCHS),
     "boards": ("puzzles", EPOCHS | {"embedded": {"size": 4, "train": 40, "test": 9, "blanks": 7}}),
@@ -29,13 +31,18 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": ("tokens", STEPS | {"data_path": "tokens", "seq_len": 8}),
     "documents": ("tokens", STEPS | {"data_path": "tokens", "seq_len": 8} | DOCUMENTS),
     "features": ("features", STEPS | {"held_out": 50}),
+    "passages": ("passages", EPOCHS | READERS | {"passage": 6, "gap": 1, "text": 4} | SHORT),
+    "facts": ("facts", STEPS | READERS | {"facts": 1, "asked": 1, "held_out": 50}),
+    "fact_text": ("fact_text", STEPS | {"seq_len": 32, "facts": 3, "asked": 2, "held_out": 50}),
     "induction": ("induction", STEPS | {"held_out": 50, "seq_len": 9}),
 }
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folders(tmp_path_factory: pytest.TempPathFactory, readers: str) -> Path:
     folder = tmp_path_factory.mktemp("data")
+    for number, path in enumerate(readers.strip("[]").split(",")):
+        (folder / f"reader_{number}").symlink_to(path)
     write_corpus(folder / "tokens")
     write_dataset(folder / "ragged", ragged_groups(30))
     write_dataset(folder / "ragged", [[2], [1], [3]] * 9, "test")
@@ -46,6 +53,8 @@ def made(name: str, folders: Path, **more: Any) -> Any:
     choice, keys = SOURCES[name]
     if "data_path" in keys:
         keys = keys | {"data_path": str(folders / keys["data_path"])}
+    if "readers" in keys:
+        keys = keys | {"readers": [str(folders / name) for name in keys["readers"]]}
     return make_source(choice, **{"seed": 3, "shards": 4, "global_batch_size": BATCH} | keys | more)
 
 
@@ -88,4 +97,6 @@ def test_each_example_of_an_evaluation_is_read_once(name: str, folders: Path) ->
             for indices, batch in read:
                 for key, rows in whole.items():
                     assert np.array_equal(batch[key][: len(indices)], rows[indices])
-                assert (batch["labels"][len(indices) :] == IGNORE).all()
+                labels = [rows for key, rows in batch.items() if key.startswith("labels")]
+                assert labels
+                assert all((rows[len(indices) :] == IGNORE).all() for rows in labels)

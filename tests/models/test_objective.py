@@ -25,7 +25,16 @@ from tests.data.digits.test_images import write_idx
 from tests.making import make_objective, needs_of
 from tests.models.test_laws import MyObjective
 from tests.ranks import ROOT
-from tests.runs import FLOAT32, TINY_CNN, TINY_GPT, TINY_PREFIX, TINY_SUDOKU, TINY_TRM, config_of
+from tests.runs import (
+    FLOAT32,
+    TINY_CNN,
+    TINY_GPT,
+    TINY_PREFIX,
+    TINY_SUDOKU,
+    TINY_TRM,
+    Once,
+    config_of,
+)
 from tests.steps import steps_of, trainer_on
 from utils.command.instantiate import make
 from utils.measure import capacity
@@ -41,6 +50,23 @@ COMPONENTS = [
     "global_batch_size=16",
     "max_steps=3",
     "data.held_out=16",
+]
+FACT_READER = [
+    *(key for key in TINY_GPT if key.startswith("arch.") or key.startswith("eval")),
+    *[
+        "arch=gpt",
+        "data=fact_text",
+        "data.facts=3",
+        "data.asked=2",
+        "data.seq_len=32",
+        "data.held_out=16",
+    ],
+    "global_batch_size=16",
+    "max_steps=3",
+]
+FACTS_PREFIX = [
+    *(key for key in TINY_PREFIX if not key.startswith("data")),
+    *["data=facts", "data.facts=3", "data.asked=2", "data.held_out=16", "max_steps=3"],
 ]
 TRM_ALONE = ("arch.puzzle_emb_len=1", "arch.no_ACT_continue=false")
 TEXT = [argument for argument in TINY_GPT if not argument.startswith("data")]
@@ -77,7 +103,9 @@ LINES = {
         *(each for each in TINY_GPT if each.startswith("data")),
         "arch.target={gpt}",
     ],
-    "prefix tokens": [*TINY_PREFIX, "arch.target={gpt}"],
+    "prefix passages": [*TINY_PREFIX, "arch.readers={readers}"],
+    "prefix facts": [*FACTS_PREFIX, "arch.readers=[{fact_reader}]"],
+    "gpt fact_text": FACT_READER,
 }
 NETS = [name for name in LINES if name not in ("cnn mnist", "gpt tokens recomputing", "gpt stream")]
 
@@ -87,6 +115,8 @@ def folders(
     tmp_path_factory: pytest.TempPathFactory,
     tms_target: Path,
     gpt_target: Path,
+    readers: str,
+    once: Once,
 ) -> dict[str, str]:
     """Replaces the names in braces."""
     folder = tmp_path_factory.mktemp("folders")
@@ -96,8 +126,8 @@ def folders(
     for number in range(100):
         (folder / "texts" / f"{number}.txt").write_text(f"text {number}, of some length\n" * 9)
     made = {"mnist": folder / "mnist", "texts": folder / "texts"}
-    made |= {"tms": tms_target, "gpt": gpt_target}
-    return {name: str(path) for name, path in made.items()}
+    made |= {"tms": tms_target, "gpt": gpt_target, "fact_reader": once(*FACT_READER).directory}
+    return {name: str(path) for name, path in made.items()} | {"readers": readers}
 
 
 def line_of(name: str, folders: dict[str, str], *more: str) -> list[str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -218,17 +219,18 @@ class Config(Root):
         return self.model_dump(exclude_unset=True)
 
     def with_values(self, values: Mapping[str, Any]) -> Config:
-        """Returns a copy in which these keys have these values; `arch.target` is a key of a
-        group.
+        """Returns a copy in which these keys have these values; `arch.target` and
+        `arch.readers[0]` are in a group.
         """
         changed: dict[str, Any] = {}
         for path, value in values.items():
-            first, *below = path.split(".")
+            first, *below = re.findall(r"\w+", path)
             if not below:
                 changed[first] = value
                 continue
-            section = changed.setdefault(first, copy.deepcopy(dict(getattr(self, first))))
-            for name in below[:-1]:
-                section = section[name]
-            section[below[-1]] = value
+            section: Any = changed.setdefault(first, copy.deepcopy(dict(getattr(self, first))))
+            *around, last = (int(step) if step.isdecimal() else step for step in below)
+            for step in around:
+                section = section[step]
+            section[last] = value
         return self.model_copy(update=changed)

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from contract import Batch, Objective
 from utils.errors import ConfigError
 from utils.gpus import gib_of_each
 from utils.measure import footprint
+from utils.ranks.devices import devices_of
 from utils.ranks.distributed import Dist
 
 # returns the first batch of these shards, and a pass over it that keeps the gradients
@@ -48,6 +49,14 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Movable:
+    """A frozen part of a net that may lie on another card of its rank."""
+
+    bytes: int
+    work: float  # its share of the operations of a step
+
+
+@dataclass(frozen=True)
 class Needs:
     """Memory in bytes of a rank that computes alone.
 
@@ -64,6 +73,7 @@ class Needs:
     first: int
     each: int
     parameters: int = 0  # how many numbers train
+    movable: Sequence[Movable] = ()  # of what is frozen, what may lie on other cards of a rank
 
     def state(self, ranks: int, split: bool) -> int:
         """Bytes that stay from step to step on one of this many ranks; `split`: ranks share what
@@ -82,16 +92,28 @@ class Needs:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is laid out on these cards."""
+    """How a run is laid out: the cards of each rank, of which the first has all that trains."""
 
-    cards: Sequence[Card]
-    ranks: int
+    hands: Sequence[Sequence[Card]]
     shards: int
     shard_size: int
     needs: Needs
     split: bool
     at_once: int = 1  # shards
     exact: bool = False  # gradients are added in a tree: see optim/sync/allreduce.py
+
+    @property
+    def cards(self) -> list[Card]:
+        return [card for hand in self.hands for card in hand]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.hands)
+
+    @property
+    def devices(self) -> int:
+        """The most cards of a rank."""
+        return max(len(hand) for hand in self.hands)
 
     @property
     def waiting(self) -> int:
@@ -114,26 +136,79 @@ class Layout:
     def micro_batch_size(self) -> int:
         return self.at_once * self.shard_size
 
-    @property
-    def smallest(self) -> Card:
-        """The card with the least memory, which decides: all ranks compute equally much."""
-        return min(self.cards, key=lambda card: card.room)
-
-    def expected(self, at_once: int) -> int:
-        """Bytes on each card without its driver's."""
+    def loads(self, at_once: int) -> Iterator[tuple[Card, int]]:
+        """Yields every card with the bytes on it, without its driver's. Those of a pass are counted
+        on each of a rank's cards.
+        """
+        movable, passes = self.needs.movable, self.needs.passes(at_once)
         state = self.needs.state(self.ranks, self.split) + self.waiting
-        return state + self.needs.passes(at_once)
+        for hand in self.hands:
+            bytes_on = [passes] * len(hand)
+            bytes_on[0] += state - sum(part.bytes for part in movable)
+            for number, part in enumerate(movable):
+                bytes_on[number % len(hand)] += part.bytes
+            yield from zip(hand, bytes_on, strict=True)
+
+    def fullest(self, at_once: int) -> tuple[Card, int]:
+        """The card with the least room left, which decides, and the bytes on it."""
+        return min(self.loads(at_once), key=lambda load: load[0].room - load[1])
+
+    def fits_with(self, at_once: int) -> bool:
+        card, needed = self.fullest(at_once)
+        return needed <= card.room
 
     @property
     def fits(self) -> bool:
-        return self.expected(self.at_once) <= self.smallest.room
+        return self.fits_with(self.at_once)
+
+    @property
+    def work(self) -> float:
+        """What the busiest rank computes one after another, as a share of all that a step takes;
+        cards of one rank compute at the same time.
+        """
+        busiest = 0.0
+        for rank, hand in enumerate(self.hands):
+            together = [0.0] * len(hand)
+            for number, part in enumerate(self.needs.movable):
+                together[number % len(hand)] += part.work
+            alone = 1 - sum(together)
+            owned = self.shards // self.ranks + (rank < self.shards % self.ranks)
+            busiest = max(busiest, owned / self.shards * (alone + max(together)))
+        return busiest
 
     def filled(self) -> Layout:
         """The layout with as many shards at once as fit."""
-        room = self.smallest.room
-        best = max((n for n in range(1, self.owned + 1) if self.expected(n) <= room), default=1)
+        best = max((n for n in range(1, self.owned + 1) if self.fits_with(n)), default=1)
         # equally many passes with fewer shards each take less memory and no more time
         return replace(self, at_once=-(-self.owned // -(-self.owned // best)))
+
+
+def layouts(
+    needs: Needs,
+    cards: Sequence[Card],
+    shards: int,
+    shard_size: int,
+    split: bool = False,
+    exact: bool = False,
+    hands: Sequence[Sequence[Card]] = (),
+) -> list[Layout]:
+    """All ways to lay a run on these cards: from data parallel, with all that is movable on each
+    card, to a card for each movable part. With `exact`, one shard at a time.
+
+    `hands` are the cards of ranks that have started; else nothing runs yet, and cards may be left
+    over, as there are no more ranks than shards.
+    """
+    cards = sorted(cards, key=lambda card: -card.room)
+    ways: dict[tuple[int, ...], Layout] = {}
+    for devices in range(1, max(1, len(needs.movable)) + 1):
+        dealt = [hand[:devices] for hand in hands]
+        if not hands:
+            ranks = min(shards, -(-len(cards) // devices))
+            used = cards[: ranks * devices]
+            dealt = [used[rank::ranks] for rank in range(ranks)]
+        layout = Layout(dealt, shards, shard_size, needs, split, exact=exact)
+        ways.setdefault(tuple(map(len, dealt)), layout if exact else layout.filled())
+    return [*ways.values()]
 
 
 def lay_out(
@@ -143,33 +218,39 @@ def lay_out(
     shard_size: int,
     split: bool = False,
     exact: bool = False,
-    ranks: int | None = None,
+    hands: Sequence[Sequence[Card]] = (),
 ) -> Layout:
-    """Lays a run on the largest of these cards. With `exact`, one shard at a time.
-
-    `ranks` that have started have a card of `cards` each; else nothing runs yet, and cards may be
-    left over: those that nobody needs, and small ones where a run does not fit otherwise.
+    """Chooses the fastest of `layouts` that fits, without small cards where a run does not fit
+    otherwise and no ranks have started; else the one that comes nearest.
     """
-    cards = sorted(cards, key=lambda card: -card.room)
-    used = cards[: ranks or shards]
-    layout = Layout(used, len(used), shards, shard_size, needs, split, exact=exact)
-    layout = layout if exact else layout.filled()
-    larger = [] if ranks else [card for card in cards if card.room > layout.smallest.room]
-    if larger and not layout.fits:
+    ways = layouts(needs, cards, shards, shard_size, split, exact, hands)
+    if fitting := [way for way in ways if way.fits]:
+        return min(fitting, key=lambda way: way.work)
+    least = min(card.room for card in ways[0].cards)
+    larger = [] if hands else [card for card in cards if card.room > least]
+    if larger:
         other = lay_out(needs, larger, shards, shard_size, split, exact)
-        return other if other.fits else layout
-    return layout
+        if other.fits:
+            return other
+    return min(ways, key=lambda way: way.fullest(1)[1] - way.fullest(1)[0].room)
 
 
-def table(layout: Layout, can_recompute: bool) -> str:
-    """The plan in rows. `can_recompute`: whether the net could recompute activations."""
-    card, needs, more = layout.smallest, layout.needs, layout.at_once + 1
+def table(layout: Layout, can_recompute: bool, ways: Sequence[Layout] = ()) -> str:
+    """The plan in rows. `can_recompute`: whether the net could recompute activations; `ways`: all
+    layouts that there are.
+    """
+    needs, more = layout.needs, layout.at_once + 1
+    card, together = layout.fullest(layout.at_once)
     names = " + ".join(f"{number} × {kind}" for kind, number in Counter(layout.cards).items())
-    gpus = layout.ranks if card.is_gpu else 1
-    command = f"torchrun --nproc-per-node {gpus} pretrain.py …" if gpus > 1 else "pretrain.py …"
+    processes = layout.ranks if card.is_gpu else 1
+    command = "pretrain.py …"
+    if processes > 1:
+        command = f"torchrun --nproc-per-node {processes} {command}"
+    if layout.devices > 1:
+        command += f" arch.devices={layout.devices}"
     batch = f"of {layout.shards * layout.shard_size} a step, in {layout.passes} on each rank"
     if more <= layout.owned:
-        needed = gib(layout.expected(more))
+        needed = gib(layout.fullest(more)[1])
         batch += f"; {more * layout.shard_size} at once would need {needed}"
     parts = "; each rank holds a part of this" if layout.split and layout.ranks > 1 else ""
     kinds = {
@@ -187,20 +268,35 @@ def table(layout: Layout, can_recompute: bool) -> str:
         ("micro_batch_size", str(layout.micro_batch_size), batch),
         *((name, gib(size), why) for name, (size, why) in kinds.items() if size),
     ]
-    together, room = layout.expected(layout.at_once), card.room
-    rows.append(("together", gib(together), f"on each; tensors may take {gib(room)}"))
+    on_which = "on the fullest" if layout.devices > 1 else "on each"
+    rows.append(("together", gib(together), f"{on_which}; tensors may take {gib(card.room)}"))
     if not layout.fits:
         why = advice(layout, can_recompute)
-        rows.append(("does not fit", gib(together - room), f"too much; try {why}"))
+        rows.append(("does not fit", gib(together - card.room), f"too much; try {why}"))
+    if len(ways) > 1:
+        fastest = min(way.work for way in ways)
+        rows += [_row_of(way, fastest) for way in ways]
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     return "\n".join(
         f"plan: {what:<{first}}  {size:<{second}}  {why}".rstrip() for what, size, why in rows
     )
 
 
+def _row_of(layout: Layout, fastest: float) -> tuple[str, str, str]:
+    """A row that compares a way to lay frozen models on cards with the fastest."""
+    sizes = [len(hand) for hand in layout.hands]
+    way = "data parallel" if layout.devices == 1 else "hybrid"
+    if min(sizes) == len(layout.needs.movable) > 1:
+        way = "a model per card"
+    needed = gib(layout.fullest(layout.at_once)[1])
+    fits = "" if layout.fits else "; does not fit"
+    about = f"{layout.work / fastest:.2f} × the fastest step; {needed} on the fullest card{fits}"
+    return way, f"{' + '.join(map(str, sizes))} cards", about
+
+
 def advice(layout: Layout, can_recompute: bool) -> str:
     """Returns what would make a layout fit."""
-    needs, room = layout.needs, layout.smallest.room
+    needs, room = layout.needs, layout.fullest(1)[0].room
     in_parts = needs.state(layout.ranks, True) + needs.passes(1)
     if layout.exact and replace(layout, exact=False).fits:
         return "exact=false, or more ranks, each of which adds up fewer shards"
@@ -246,23 +342,26 @@ def count(
         first=one,
         each=two - one,
         parameters=sum(parameter.numel() for parameter in trained),
+        movable=[
+            Movable(footprint.size(part.parameters()), work) for part, work in objective.movable()
+        ],
     )
 
 
-def cards_of(dist: Dist) -> list[Card]:
-    """Each rank's card if there are several ranks; else all cards of this machine."""
+def cards_of(dist: Dist) -> list[list[Card]]:
+    """The cards of each rank: its own, and its share of those that no rank of its host uses."""
     host, is_gpu = socket.gethostname(), dist.device.type == "cuda"
     if is_gpu:
-        alone = dist.world_size == 1
-        indices = range(torch.cuda.device_count()) if alone else [dist.device.index or 0]
-        found = map(torch.cuda.get_device_properties, indices)
+        found = map(torch.cuda.get_device_properties, devices_of(dist))
         here = [(card.name, card.total_memory, f"{host} {card.uuid}") for card in found]
     else:
         here = [("host", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), host)]
-    gathered = map(json.loads, dist.all_gather_text(json.dumps(here)))
-    every = [tuple(card) for cards in gathered for card in cards]
-    sharing = Counter(where for _, _, where in every)
-    return [Card(name, size // sharing[where], is_gpu) for name, size, where in every]
+    gathered = [json.loads(text) for text in dist.all_gather_text(json.dumps(here))]
+    sharing = Counter(where for hand in gathered for _, _, where in hand)
+    return [
+        [Card(name, size // sharing[where], is_gpu) for name, size, where in hand]
+        for hand in gathered
+    ]
 
 
 def cards_named(text: str) -> list[Card]:

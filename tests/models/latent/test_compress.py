@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,82 +10,212 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from contract import IGNORE, Context, Noise, Spec
+from contract import IGNORE, Batch, Context, Noise
 from models.latent.compress import Compress
+from models.latent.encoder import as_sent, bytes_sent
+from models.latent.prefix import causal
+from models.latent.stand_ins import WAYS, nats_after
+from models.layers import Past
 from tests.making import make_objective, make_source
 from utils.errors import ConfigError
+from utils.transfer import batch_to_device
 
 CONTEXT = Context(0.0, Noise(0, 0, [0]))
-PASSAGE, TEXT, LATENTS = 12, 4, 3
+PASSAGE, TEXT, LATENTS = 8, 5, 3
+ROWS = 6
+CPU = torch.device("cpu")
+KEYS = {"latents": LATENTS, "wire": 6, "forward_dtype": "float64", "send": "float16"}
+ENCODER = {"width": 16, "layers": 1, "heads": 2, "refiner": 1, "states": False}
 
 
 @pytest.fixture(scope="module")
-def spec() -> Spec:
-    source = make_source(
-        "tokens", seq_len=PASSAGE + TEXT, max_steps=1, embedded={"mebibytes": 1}, max_new_tokens=0
-    )
-    return source.spec
+def paths(readers: str) -> list[str]:
+    return readers.strip("[]").split(",")
+
+
+@pytest.fixture(scope="module")
+def source(paths: list[str]) -> Any:
+    keys = {"passage": PASSAGE, "gap": 2, "text": TEXT, "readers": paths}
+    text = {"mebibytes": 1, "bpe": None}
+    return make_source("passages", **keys, embedded=text, shards=1, global_batch_size=ROWS)
+
+
+@pytest.fixture(scope="module")
+def batch(source: Any) -> Batch:
+    rows = source.train_batch(0, 0)
+    return batch_to_device({name: torch.from_numpy(row) for name, row in rows.items()}, CPU)
 
 
 @pytest.fixture
-def make(gpt_target: Path, spec: Spec) -> Any:
-    def made(**keys: Any) -> Compress:
-        keys = {"passage": PASSAGE, "latents": LATENTS, "forward_dtype": "float64"} | keys
-        return make_objective("prefix", spec, target=str(gpt_target), **keys)
+def make(paths: list[str], source: Any) -> Any:
+    def made(loss: dict[str, float] | None = None, **keys: Any) -> Compress:
+        encoder = ENCODER | keys.pop("encoder", {})
+        return make_objective(
+            "prefix", source.spec, readers=paths, encoder=encoder, loss=loss or {}, **KEYS | keys
+        )
 
     return made
 
 
-def batch_of(rows: int, seed: int = 0) -> dict[str, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(256, (rows, PASSAGE + TEXT + 1), generator=draw, dtype=torch.int32)
-    return {"inputs": tokens[:, :-1], "labels": tokens[:, 1:]}
-
-
-def test_all_but_the_model_trains(make: Any) -> None:
-    objective = make()
-    nn.init.normal_(objective.model.map.weight)  # at first it is zero, and gradients end there
-    objective(batch_of(5), None, CONTEXT).loss.backward()
+@pytest.mark.parametrize("states", [True, False])
+def test_all_but_the_readers_trains(states: bool, make: Any, batch: Batch) -> None:
+    objective = make({"teacher": 1.0, "gist": 1.0}, deep=True, encoder={"states": states})
+    for adapter in objective.model.adapters:
+        nn.init.normal_(adapter.deep.weight)  # at first it is zero, and gradients end there
+    objective(batch, None, CONTEXT).loss.backward()
     for name, parameter in objective.named_parameters():
-        trains = not name.startswith("model.target.")
+        trains = not name.startswith("model.readers.")
         assert parameter.requires_grad == trains
         assert (parameter.grad is not None and bool(parameter.grad.any())) == trains, name
 
 
-def test_latents_by_hand(make: Any) -> None:
-    model, passage = make().model, batch_of(5)["inputs"][:, :PASSAGE]
-    embedded = model.net.embed(passage)[:, -LATENTS:]
-    assert_close(model.encode(passage), embedded)
-    nn.init.normal_(model.map.weight)
-    size = model.net.embed_tokens.embedding_weight.square().mean().sqrt()
-    wanted = embedded + size * model.map(model.net(passage)[:, -LATENTS:])
-    assert_close(model.encode(passage), wanted)
+@torch.no_grad()
+def test_losses_by_hand(make: Any, batch: Batch) -> None:
+    objective = make({"text": 2.0, "teacher": 3.0, "gist": 0.5})
+    model = objective.model
+    out = objective(batch, None, CONTEXT)
+    z, text, teacher, count = model(batch), 0.0, 0.0, torch.zeros(ROWS, dtype=torch.int64)
+    for number in range(2):
+        net, labels = model.net(number), batch[f"labels_{number}"].long()
+        adapted, _ = model.prefix(number, z, batch[f"passage_{number}"])
+        for row in range(ROWS):  # without any padding
+            wanted = labels[row][labels[row] != IGNORE]
+            read = batch[f"text_{number}"][row][: len(wanted)].long()
+            passage = batch[f"passage_{number}"][row]
+            found = logits_after(net, adapted[row], read)
+            text += float(F.cross_entropy(found, wanted, reduction="sum"))
+            known = logits_after(net, net.embed(passage[passage >= 0].long()), read)
+            logs = found.log_softmax(-1), known.log_softmax(-1)
+            teacher += float(F.kl_div(*logs, log_target=True, reduction="sum"))
+            count[row] += len(wanted)
+    gist = F.cross_entropy(objective.gist(z).mT, batch["passage"].long(), reduction="none")
+    gist_sum = float((gist.mean(1) * count).sum())
+    assert out.weight == count.sum()
+    assert_close(float(out.metrics["loss"][0]), text)
+    assert_close(float(out.metrics["teacher"][0]), teacher)
+    assert_close(float(out.loss), 2 * text + 3 * teacher + 0.5 * gist_sum)
 
 
-def test_evaluations_compare_latents_with_what_the_model_reads_instead(make: Any) -> None:
-    """The model's own loss behind nothing, behind the last tokens and behind the whole passage."""
-    objective, batch = make(), batch_of(5)
-    net = objective.model.net
-    labels = batch["labels"][:, PASSAGE:].long()
-    labels[3:, 1:] = IGNORE
-    with torch.no_grad():
-        found = objective.predict({**batch, "labels": F.pad(labels, (PASSAGE, 0), value=7)}).metrics
-        nats = {}
-        for way, kept in {"none": 0, "last": LATENTS, "whole": PASSAGE}.items():
-            logits = net.logits(net(batch["inputs"][:, PASSAGE - kept :]))[:, kept:]
-            nats[way] = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-            assert_close(found[f"loss_{way}"], (nats[way], torch.tensor(14)))
-    assert_close(found["share_last"], (nats["none"] - nats["last"], nats["none"] - nats["whole"]))
-    assert_close(found["share"], (nats["none"] - found["loss"][0], nats["none"] - nats["whole"]))
+def logits_after(net: Any, prefix: Tensor, tokens: Tensor) -> Tensor:
+    stream = torch.cat((prefix, net.embed(tokens)))[None]
+    return net.logits(net.read(stream))[0, len(prefix) :]
+
+
+def test_every_way_is_what_the_reader_says_of_it(make: Any, batch: Batch) -> None:
+    """Row by row and without padding: vectors that are read, and keys and values that are kept."""
+    objective = make(tail=1)
+    model, z = objective.model, objective.model(batch)
+    places = LATENTS + 1
+    for number in range(2):
+        net = model.net(number)
+        found = nats_after(model, number, batch, z)
+        assert found.keys() == WAYS.keys()
+        for row in range(ROWS):
+            labels = batch[f"labels_{number}"][row].long()
+            labels = labels[labels != IGNORE]
+            text = batch[f"text_{number}"][row][: len(labels)].long()
+            passage = batch[f"passage_{number}"][row]
+            passage = passage[passage >= 0].long()
+            vectors = net.embed(passage)
+            likely = net.logits(net.read(vectors[None]))[0, :-1]
+            unlikely = F.cross_entropy(likely, passage[1:], reduction="none")
+            chosen = 1 + unlikely.topk(min(places, len(unlikely))).indices.sort().values
+            wanted = {
+                "none": vectors[:0],
+                "last": vectors[-places:],
+                "whole": vectors,
+                "last_bytes": vectors[-model.sent_bytes // 2 :],
+                "latents": model.prefix(number, z, batch[f"passage_{number}"])[0][row],
+            }
+            if len(passage) > places:
+                wanted["surprising"] = vectors[chosen]
+            for way, prefix in wanted.items():
+                logits = logits_after(net, prefix, text)
+                nats = F.cross_entropy(logits, labels, reduction="sum")
+                assert_close(found[way][0][row], nats, msg=way)
+            nats = F.cross_entropy(kept_last(net, passage, text, places), labels, reduction="sum")
+            assert_close(found["kv_last"][0][row], nats)
+
+
+def kept_last(net: Any, passage: Tensor, text: Tensor, places: int) -> Tensor:
+    """Scores of a text that sees the last positions of a passage, which saw all of it: by a mask
+    over both.
+    """
+    both = torch.cat((passage, text))[None]
+    length, known = both.shape[1], len(passage)
+    sees = torch.ones(length, length, dtype=torch.bool).tril()
+    sees[known:, : max(0, known - places)] = False
+    return net.logits(net.read(net.embed(both), sees[None, None]))[0, known:]
+
+
+def test_all_keys_kept_are_the_whole_passage(make: Any, batch: Batch) -> None:
+    """SnapKV that keeps as many keys as there are is no selection at all."""
+    model = make(latents=PASSAGE).model
+    found = nats_after(model, 0, batch, model(batch))
+    assert_close(found["kv_seen"][0], found["whole"][0])
+    fewer = make().model
+    kept = nats_after(fewer, 0, batch, fewer(batch))["kv_seen"][0]
+    assert not torch.allclose(kept, found["whole"][0])
+
+
+def test_a_deep_prefix_adds_to_keys_and_values_at_the_latents(make: Any, batch: Batch) -> None:
+    objective = make(deep=True)
+    model, z = objective.model, objective.model(batch)
+    text = batch["text_0"]
+    shallow = model.logits(0, model.prefix(0, z, batch["passage_0"])[0], text)
+    vectors, added = model.prefix(0, z, batch["passage_0"])
+    assert_close(model.logits(0, vectors, text, added), shallow)  # nothing, at first
+    nn.init.normal_(model.adapters[0].deep.weight)
+    vectors, added = model.prefix(0, z, batch["passage_0"])
+    net = model.net(0)
+    block, x = net.blocks[0], torch.cat((vectors, net.embed(text.clamp_min(0))), 1)
+    cos, sin = (table[: x.shape[1]] for table in net.rotary_emb())
+    _, key, value = block.self_attn.heads_of(block.attn_norm(x), (cos, sin))
+    found_key, found_value = added[0].extend(key, value)
+    assert_close(found_key[:, :, LATENTS:], key[:, :, LATENTS:])
+    assert_close(found_value[:, :, LATENTS:], value[:, :, LATENTS:])
+    assert_close(found_key[:, :, :LATENTS], key[:, :, :LATENTS] + added[0].key)
+    assert not torch.allclose(model.logits(0, vectors, text, added), shallow)
+
+
+def test_latents_as_they_are_sent() -> None:
+    z = torch.randn(5, LATENTS, 16, requires_grad=True)
+    for way, error in (("float16", 1e-3), ("int8", 2e-2)):
+        sent = as_sent(z, way)
+        assert 0 < (sent - z).abs().max() < error
+        (gradient,) = torch.autograd.grad(sent.sum(), z)
+        assert torch.equal(gradient, torch.ones_like(z)), "rounding passes gradients on"
+    levels = as_sent(z, "int8").detach() / as_sent(z, "int8").abs().amax(-1, True).detach() * 127
+    assert_close(levels, levels.round(), rtol=0, atol=1e-3)
+    assert (bytes_sent(LATENTS, 16, "float16"), bytes_sent(LATENTS, 16, "int8")) == (96, 54)
+
+
+def test_padding_is_seen_by_nobody() -> None:
+    sees = causal(torch.tensor([[False, True, True]]))[0, 0]
+    assert sees.tolist() == [[True, False, False], [False, True, False], [False, True, True]]
+
+
+def test_a_past_is_seen_where_a_mask_says_so(make: Any, batch: Batch) -> None:
+    """A text behind keys and values of a passage has the scores of both read together."""
+    net = make().model.net(0)
+    both = torch.randint(256, (2, 7))
+    whole = net.logits(net(both))
+    past = [Past() for _ in net.blocks]
+    sees = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
+    net.read(net.embed(both[:, :4]), sees[..., :4, :4], None, past)
+    positions = torch.arange(4, 7).expand(2, -1)
+    states = net.read(net.embed(both[:, 4:]), sees[..., 4:, :], positions, past)
+    assert_close(net.logits(states), whole[:, 4:])
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"passage": 16}, "arch.passage=16: leaves none of data.seq_len=16 to predict; give less"),
-        ({"latents": 13}, "arch.latents=13: must not exceed arch.passage=12"),
+        ({"latents": 9}, "arch.latents=9: must not exceed data.passage=8"),
+        ({"loss": {"text": 0.0}}, "arch.loss.text=0: all losses are 0"),
+        ({"encoder": {"heads": 3}}, "arch.encoder.width=16: is not a multiple of two times"),
     ],
 )
 def test_impossible_keys_are_refused(keys: dict[str, Any], message: str, make: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}$"):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         make(**keys)

@@ -79,7 +79,7 @@ def test_a_plan_counts_the_branches_that_wait(shards: int) -> None:
         largest=0, first=0, each=0,
     )  # fmt: skip
     plain, exact = (
-        lay_out(needs, [Card("GPU", GIB)], shards, 1, exact=each).expected(1)
+        lay_out(needs, [Card("GPU", GIB)], shards, 1, exact=each).fullest(1)[1]
         for each in (False, True)
     )
     assert exact == plain + branches.most * gradients

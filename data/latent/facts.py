@@ -1,0 +1,150 @@
+"""Lists of facts, some of which are asked for later: each is a letter and two digits.
+
+No word repeats, so that nothing can be left out: after a list the digits can be told, and after no
+list nobody can.
+"""
+
+from __future__ import annotations
+
+from string import ascii_letters
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from contract import IGNORE, Arrays, Examples, RunSettings, Spec
+from data.latent.passages import PassageSpec, ReaderKeys, open_readers, read_all
+from data.latent.readers import Passage, encode
+from data.order import DrawnSource
+from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
+from utils.command.marks import Keys
+from utils.errors import ConfigError
+from utils.noise import generator
+
+SAMPLED = 1024  # lists by which byte pairs and lengths are found
+
+
+def draw_lists(
+    most: int, asked: int, count: int, rng: np.random.Generator, least: int | None = None
+) -> list[Passage]:
+    """Draws lists of `least` to `most` facts, by default of the most, and questions about some of
+    their facts with the answers.
+    """
+    lists = []
+    for _ in range(count):
+        facts = most if least is None else int(rng.integers(least, most + 1))
+        keys = rng.permutation(list(ascii_letters))[:facts].tolist()
+        values = [f"{value:02}" for value in rng.integers(100, size=facts).tolist()]
+        pieces = []
+        for fact in rng.permutation(facts)[:asked].tolist():
+            pieces += [(f" {keys[fact]}", False), (values[fact], True)]
+        listed = "".join(f" {key}{value}" for key, value in zip(keys, values, strict=True))
+        lists.append((f"{listed};", pieces))
+    return lists
+
+
+class Sizes(Keys):
+    """How large lists are."""
+
+    facts: Annotated[int, Field(ge=1, le=len(ascii_letters))]
+    """In a list"""
+
+    asked: PositiveInt
+    """Facts of each list that are asked for"""
+
+    held_out: PositiveInt
+    """Lists of an evaluation"""
+
+
+class FactKeys(ReaderKeys, Sizes):
+    """The keys of data=facts."""
+
+
+class FactSource(DrawnSource):
+    """Lists that latents replace, drawn anew in each step; the encoder reads bytes."""
+
+    def __init__(self, run: RunSettings, keys: FactKeys) -> None:
+        super().__init__(run, "facts")
+        self._keys = keys
+        held_out = draw_lists(keys.facts, keys.asked, SAMPLED, generator(0, "lengths of facts"))
+        self._readers = open_readers(keys.readers, held_out)
+        self.spec = PassageSpec(
+            vocab_size=Bytes.vocab_size,
+            seq_len=len(held_out[0][0]),
+            name="lists of facts",
+            readers=tuple(reader.spec for reader in self._readers),
+        )
+
+    def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
+        lists = draw_lists(self._keys.facts, self._keys.asked, rows, rng)
+        passages = np.array(Bytes().encode([passage for passage, _ in lists]))
+        return read_all(passages, lists, self._readers)
+
+    def eval_sets(self) -> dict[str, Examples]:
+        drawn = self.draw(self._keys.held_out, generator(0, "held-out facts"))
+        return {"val": Examples(drawn)}
+
+
+class FactTextKeys(Sizes):
+    """The keys of data=fact_text."""
+
+    tokenizer: Annotated[str, Field(pattern=r"bytes|bpe:\d+")]
+    """bytes, or bpe:300 for so many byte pairs, found in such lists"""
+
+    seq_len: PositiveInt
+    """The longest list with its questions, in tokens"""
+
+    least: PositiveInt
+    """Facts in the shortest lists of training: from short ones a net learns to look up"""
+
+    def check(self) -> None:
+        """Raises ConfigError for keys that do not go together."""
+        if self.least > self.facts:
+            raise ConfigError(
+                f"data.least={self.least}: must not exceed data.facts={self.facts}, the longest"
+            )
+
+
+class FactText(DrawnSource):
+    """The same lists for arch=gpt, which learns the answers alone."""
+
+    def __init__(self, run: RunSettings, keys: FactTextKeys) -> None:
+        super().__init__(run, "facts to read")
+        keys.check()
+        self._keys = keys
+        sample = draw_lists(keys.facts, keys.asked, SAMPLED, generator(0, "pairs of facts"))
+        self._tokenizer: Tokenizer = Bytes()
+        if keys.tokenizer != "bytes":
+            texts = (f"{passage}{''.join(text for text, _ in after)}" for passage, after in sample)
+            pairs = train_bpe(texts, int(keys.tokenizer.removeprefix("bpe:")), 1 << 24)
+            self._tokenizer = FromFile("data.tokenizer", "pairs", content=pairs.encode())
+        longest = max(len(ids) + len(text) for ids, text, _ in encode(self._tokenizer, sample))
+        if longest > keys.seq_len:
+            raise ConfigError(
+                f"data.seq_len={keys.seq_len}: lists with their questions take up to {longest}"
+                " tokens; give as many"
+            )
+        self.spec = Spec(
+            vocab_size=self._tokenizer.vocab_size,
+            seq_len=keys.seq_len,
+            name="lists of facts",
+            tokenizer=self._tokenizer.published,
+        )
+
+    def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
+        return self._rows(rows, rng, self._keys.least)
+
+    def _rows(self, rows: int, rng: np.random.Generator, least: int | None) -> Arrays:
+        keys = self._keys
+        tokens = np.zeros((rows, keys.seq_len + 1), np.int32)
+        labels = np.full_like(tokens, IGNORE)
+        lists = draw_lists(keys.facts, keys.asked, rows, rng, least)
+        for row, (passage, text, wanted) in enumerate(encode(self._tokenizer, lists)):
+            end = min(len(passage) + len(text), keys.seq_len + 1)
+            tokens[row, :end] = np.concatenate((passage, text))[:end]
+            labels[row, len(passage) : end] = wanted[: end - len(passage)]
+        return {"inputs": tokens[:, :-1], "labels": labels[:, 1:]}
+
+    def eval_sets(self) -> dict[str, Examples]:
+        drawn = self._rows(self._keys.held_out, generator(0, "held-out facts to read"), None)
+        return {"val": Examples(drawn)}

@@ -1,0 +1,147 @@
+"""What can stand in the place of a passage, and how well a frozen model predicts after it."""
+
+# B batch, L positions of a passage, P of a prefix, T of a text, M latents, W numbers of a latent,
+# D width of a reader, V its vocabulary, H heads of keys, G queries that share one, Q queries
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contract import IGNORE, Batch
+from models.latent.encoder import mean_of_pieces
+from models.latent.prefix import Prefix, causal, positions
+from models.layers import Past, widen
+
+LOOKING = 8  # the last queries of a passage, which choose the keys that are kept
+
+# by name, in the order of tables
+WAYS = {
+    "latents": "latents",
+    "other": "another passage's latents",
+    "none": "nothing",
+    "last": "the last tokens",
+    "mean": "means of the embeddings of equal pieces",
+    "surprising": "the tokens that the reader finds least likely",
+    "kv_last": "keys and values of the last tokens",
+    "kv_seen": "keys and values that the last queries look at",
+    "last_bytes": "the last tokens, in as many bytes",
+    "kv_numbers": "keys and values as looked at, in as many numbers",
+    "whole": "the whole passage",
+}
+
+
+def nats_after(
+    model: Prefix, number: int, batch: Batch, z_BMW: Tensor
+) -> dict[str, tuple[Tensor, int]]:
+    """Returns for each way the nats of every text after it [B], and the positions that it takes."""
+    where = model.device_of(number)
+    passage_BL, text_BT, labels_BT = (
+        batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
+    )
+    found: dict[str, tuple[Tensor, int]] = {}
+    for name, latents_BMW in (("latents", z_BMW), ("other", z_BMW.roll(1, 0))):
+        prefix, added = model.prefix(number, latents_BMW, passage_BL)
+        logits = model.logits(number, prefix, text_BT, added)
+        found[name] = nats(logits, labels_BT), prefix.shape[1]
+    for name, (prefix, seen) in _streams(model, number, passage_BL).items():
+        logits = model.logits(number, prefix, text_BT, None, seen)
+        found[name] = nats(logits, labels_BT), prefix.shape[1]
+    for name, past, seen_BP in _kept(model, number, passage_BL):
+        logits = _after_kept(model, number, past, seen_BP, passage_BL, text_BT)
+        found[name] = nats(logits, labels_BT), seen_BP.shape[-1]
+    return found
+
+
+def nats(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """Sums the cross entropy of each row [B]."""
+    return F.cross_entropy(
+        logits_BTV.mT, labels_BT.long(), ignore_index=IGNORE, reduction="none"
+    ).sum(1)
+
+
+def whole(model: Prefix, number: int, passage_BL: Tensor, text_BT: Tensor) -> Tensor:
+    """Returns a reader's scores after the whole passage."""
+    embedded = model.net(number).embed(passage_BL.clamp_min(0))
+    return model.logits(number, embedded, text_BT, None, passage_BL >= 0)
+
+
+def _streams(model: Prefix, number: int, passage_BL: Tensor) -> Mapping[str, tuple[Tensor, Tensor]]:
+    """Vectors that a reader reads like tokens, and which of them are there."""
+    net, seen_BL = model.net(number), passage_BL >= 0
+    embedded_BLD = net.embed(passage_BL.clamp_min(0))
+    places = model.keys.latents + model.keys.tail
+    in_as_many_bytes = model.sent_bytes // 2  # a token takes two
+    pieces_PL = mean_of_pieces(passage_BL.shape[1], places).to(embedded_BLD)
+    # the tokens that are least likely after those before them, in their order
+    logits_BLV = net.logits(model.read_tokens(number, passage_BL)[:, :-1])
+    unlikely_BL = F.cross_entropy(
+        logits_BLV.mT, passage_BL[:, 1:].clamp_min(0).long(), reduction="none"
+    )
+    unlikely_BL = F.pad(unlikely_BL.masked_fill(~seen_BL[:, :-1], -1.0), (1, 0), value=-1.0)
+    chosen_BP = unlikely_BL.topk(places, 1).indices.sort(1).values
+    return {
+        "none": (embedded_BLD[:, :0], seen_BL[:, :0]),
+        "last": (embedded_BLD[:, -places:], seen_BL[:, -places:]),
+        "last_bytes": (embedded_BLD[:, -in_as_many_bytes:], seen_BL[:, -in_as_many_bytes:]),
+        "mean": (pieces_PL @ embedded_BLD, seen_BL.new_ones(len(seen_BL), places)),
+        "surprising": (
+            embedded_BLD.take_along_dim(chosen_BP[..., None], 1),
+            seen_BL.take_along_dim(chosen_BP, 1),
+        ),
+        "whole": (embedded_BLD, seen_BL),
+    }
+
+
+def _kept(
+    model: Prefix, number: int, passage_BL: Tensor
+) -> Iterator[tuple[str, list[Past], Tensor]]:
+    """Yields keys and values of the passage that are kept, by layer: those of the last tokens, and
+    in each head those that the last queries look at most (SnapKV, arXiv 2404.14469).
+    """
+    net, seen_BL = model.net(number), passage_BL >= 0
+    shape, places = net.shape, model.keys.latents + model.keys.tail
+    numbers = (
+        model.keys.latents
+        * model.keys.wire
+        // (shape.num_layers * 2 * shape.keys * shape.head_width)
+    )
+    sizes = {"kv_seen": places, "kv_numbers": max(1, numbers)}
+    last, kept = list[Past](), {name: list[Past]() for name in sizes}
+    where = positions(seen_BL)
+    cos_sin = tuple(table[where].unsqueeze(1) for table in net.rotary_emb())
+    x_BLD, sees = net.embed(passage_BL.clamp_min(0)), causal(seen_BL)
+    for block in net.blocks:
+        query, key, value = block.self_attn.heads_of(block.attn_norm(x_BLD), cos_sin)
+        last.append(Past(key[:, :, -places:], value[:, :, -places:]))
+        looking = query[:, :, -LOOKING:].unflatten(1, (shape.keys, -1))
+        scores_BHGQL = widen(looking @ key.unsqueeze(2).mT) * shape.head_width**-0.5
+        hidden = ~sees[:, :, None, -LOOKING:]
+        looks_BHL = scores_BHGQL.masked_fill(hidden, -torch.inf).softmax(-1).sum((2, 3))
+        for name, size in sizes.items():
+            chosen = looks_BHL.topk(size, -1).indices[..., None]
+            kept[name].append(Past(key.take_along_dim(chosen, 2), value.take_along_dim(chosen, 2)))
+        x_BLD = block(x_BLD, cos_sin, False, sees)
+    yield "kv_last", last, seen_BL[:, -places:]
+    for name, size in sizes.items():
+        yield name, kept[name], seen_BL.new_ones(len(seen_BL), size)
+
+
+def _after_kept(
+    model: Prefix,
+    number: int,
+    past: list[Past],
+    seen_BP: Tensor,
+    passage_BL: Tensor,
+    text_BT: Tensor,
+) -> Tensor:
+    """Returns scores of a text that follows the whole passage and sees what is kept of it."""
+    net, length = model.net(number), text_BT.shape[1]
+    before = seen_BP[:, None, None].expand(-1, 1, length, -1)
+    among = before.new_ones(length, length).tril().expand(len(text_BT), 1, -1, -1)
+    places = (passage_BL >= 0).sum(1, keepdim=True) + torch.arange(length, device=text_BT.device)
+    states = net.read(net.embed(text_BT.clamp_min(0)), torch.cat((before, among), -1), places, past)
+    return net.logits(states)
