@@ -27,7 +27,7 @@ from contract import (
 from models.latent.encoder import Gist
 from models.latent.prefix import Prefix
 from models.latent.shares import Shares
-from models.latent.stand_ins import WAYS, nats, nats_after, whole
+from models.latent.stand_ins import WAYS, nats, scores_after, whole
 from utils.errors import ConfigError
 from utils.ranks.devices import devices_of
 from utils.ranks.distributed import Dist
@@ -131,20 +131,21 @@ class Compress(Objective):
         z_BMW = self.model(batch)
         sums: dict[str, Tensor] = {}
         metrics: dict[str, tuple[Tensor, Tensor]] = {}
-        rows, count = [], torch.zeros((), dtype=torch.int64)
+        rows, count, right = [], z_BMW.new_zeros((), dtype=torch.int64), z_BMW.new_zeros(())
         for number in range(len(self.model.readers)):
-            found = nats_after(self.model, number, batch, z_BMW)
-            nats_BN = torch.stack([found[way][0].double() for way in WAYS], 1).to(z_BMW.device)
-            of_way = dict(zip(WAYS, nats_BN.sum(0), strict=True))
+            found = scores_after(self.model, number, batch, z_BMW)
+            scores_BN2 = torch.stack([found[way] for way in WAYS], 1).to(z_BMW.device)
+            of_way = dict(zip(WAYS, scores_BN2[..., 0].sum(0), strict=True))
             metrics[f"share_{number}"] = _share(of_way)
             sums = {way: sums.get(way, 0.0) + summed for way, summed in of_way.items()}
-            count = count.to(z_BMW.device) + (batch[f"labels_{number}"] != IGNORE).sum()
-            rows.append(nats_BN)
-        metrics["share"] = _share(sums)
+            predicted_B = (batch[f"labels_{number}"] != IGNORE).sum(1)
+            count, right = count + predicted_B.sum(), right + scores_BN2[:, 0, 1].sum()
+            rows.append(torch.cat((scores_BN2.flatten(1), predicted_B[:, None]), 1))
+        metrics |= {"share": _share(sums), "accuracy": (right, count)}
         metrics |= {
             "loss" if way == "latents" else f"loss_{way}": (sums[way], count) for way in MEASURED
         }
-        return Prediction(metrics, {"nats": torch.stack(rows, 1)})
+        return Prediction(metrics, {"scores": torch.stack(rows, 1)})
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         return [Shares(self.model)]

@@ -34,25 +34,23 @@ WAYS = {
 }
 
 
-def nats_after(
-    model: Prefix, number: int, batch: Batch, z_BMW: Tensor
-) -> dict[str, tuple[Tensor, int]]:
-    """Returns for each way the nats of every text after it [B], and the positions that it takes."""
+def scores_after(model: Prefix, number: int, batch: Batch, z_BMW: Tensor) -> dict[str, Tensor]:
+    """Returns for each way the nats of each text after it, and the tokens that are right [B, 2]."""
     where = model.device_of(number)
     passage_BL, text_BT, labels_BT = (
         batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
     )
-    found: dict[str, tuple[Tensor, int]] = {}
+    found: dict[str, Tensor] = {}
     for name, latents_BMW in (("latents", z_BMW), ("other", z_BMW.roll(1, 0))):
         prefix, added = model.prefix(number, latents_BMW, passage_BL)
         logits = model.logits(number, prefix, text_BT, added)
-        found[name] = nats(logits, labels_BT), prefix.shape[1]
+        found[name] = scores(logits, labels_BT)
     for name, (prefix, seen) in _streams(model, number, passage_BL).items():
         logits = model.logits(number, prefix, text_BT, None, seen)
-        found[name] = nats(logits, labels_BT), prefix.shape[1]
+        found[name] = scores(logits, labels_BT)
     for name, past, seen_BP in _kept(model, number, passage_BL):
         logits = _after_kept(model, number, past, seen_BP, passage_BL, text_BT)
-        found[name] = nats(logits, labels_BT), seen_BP.shape[-1]
+        found[name] = scores(logits, labels_BT)
     return found
 
 
@@ -61,6 +59,12 @@ def nats(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     return F.cross_entropy(
         logits_BTV.mT, labels_BT.long(), ignore_index=IGNORE, reduction="none"
     ).sum(1)
+
+
+def scores(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
+    """Returns the nats of each row, and the tokens that are likeliest and right [B, 2]."""
+    right_B = (logits_BTV.argmax(-1) == labels_BT).sum(1)
+    return torch.stack((nats(logits_BTV, labels_BT).double(), right_B.double()), 1)
 
 
 def whole(model: Prefix, number: int, passage_BL: Tensor, text_BT: Tensor) -> Tensor:
