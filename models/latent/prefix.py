@@ -12,10 +12,11 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from contract import Batch
+from contract import IGNORE, Batch
 from models.language.targets import GPT, load_frozen
 from models.latent.encoder import Adapter, Encoder, EncoderKeys, as_sent, bytes_sent
 from models.layers import ForwardDtype, Past, Width, parse_dtype
@@ -119,6 +120,10 @@ class Prefix(nn.Module):
         """The size of a passage's latents as they are sent."""
         return bytes_sent(self.keys.latents, self.keys.wire, self.keys.send)
 
+    def places(self, passage_BL: Tensor) -> int:
+        """How many positions latents and tail take, at most as many as the passage."""
+        return min(self.keys.latents + self.keys.tail, passage_BL.shape[1])
+
     def forward(self, batch: Batch) -> Tensor:
         """Returns the latents of each passage, as they arrive [B, M, W]."""
         if not self.keys.encoder.states:
@@ -134,8 +139,19 @@ class Prefix(nn.Module):
 
     def read_tokens(self, number: int, tokens_BL: Tensor) -> Tensor:
         """Returns a reader's states in tokens that are padded on the left [B, L, D]."""
-        net, seen_BL = self.net(number), tokens_BL >= 0
-        return net.read(net.embed(tokens_BL.clamp_min(0)), causal(seen_BL), positions(seen_BL))
+        net, begun_BL = self.net(number), self.begun(number, tokens_BL)
+        seen_BL = begun_BL >= 0
+        x_BLD = net.embed(begun_BL.clamp_min(0))
+        return net.read(x_BLD, causal(seen_BL), positions(seen_BL))[:, -tokens_BL.shape[1] :]
+
+    def begun(self, number: int, tokens_BL: Tensor) -> Tensor:
+        """Returns tokens with the one that a reader expects before every text, if it does."""
+        begin = self.reader_specs[number].begin_token
+        if begin is None:
+            return tokens_BL
+        tokens_BL = F.pad(tokens_BL, (1, 0), value=IGNORE)
+        last_hidden_B1 = (tokens_BL < 0).sum(1, keepdim=True) - 1
+        return tokens_BL.scatter(1, last_hidden_B1, begin)
 
     def prefix(
         self, number: int, z_BMW: Tensor, passage_BL: Tensor

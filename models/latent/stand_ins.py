@@ -77,7 +77,7 @@ def _streams(model: Prefix, number: int, passage_BL: Tensor) -> Mapping[str, tup
     """Vectors that a reader reads like tokens, and which of them are there."""
     net, seen_BL = model.net(number), passage_BL >= 0
     embedded_BLD = net.embed(passage_BL.clamp_min(0))
-    places = model.keys.latents + model.keys.tail
+    places = model.places(passage_BL)
     in_as_many_bytes = model.sent_bytes // 2  # a token takes two
     pieces_PL = mean_of_pieces(passage_BL.shape[1], places).to(embedded_BLD)
     # the tokens that are least likely after those before them, in their order
@@ -104,34 +104,39 @@ def _kept(
     model: Prefix, number: int, passage_BL: Tensor
 ) -> Iterator[tuple[str, list[Past], Tensor]]:
     """Yields keys and values of the passage that are kept, by layer: those of the last tokens, and
-    in each head those that the last queries look at most (SnapKV, arXiv 2404.14469).
+    in each head those that the last queries look at most (SnapKV, arXiv 2404.14469). The token that
+    begins every text is kept besides.
     """
-    net, seen_BL = model.net(number), passage_BL >= 0
-    shape, places = net.shape, model.keys.latents + model.keys.tail
-    numbers = (
-        model.keys.latents
-        * model.keys.wire
-        // (shape.num_layers * 2 * shape.keys * shape.head_width)
-    )
-    sizes = {"kv_seen": places, "kv_numbers": max(1, numbers)}
-    last, kept = list[Past](), {name: list[Past]() for name in sizes}
+    net, passage_BL = model.net(number), model.begun(number, passage_BL)
+    shape, places, seen_BL = net.shape, model.places(passage_BL), passage_BL >= 0
+    of_position = shape.num_layers * 2 * shape.keys * shape.head_width  # numbers
+    as_many = max(1, model.keys.latents * model.keys.wire // of_position)
+    sizes = {"kv_last": places, "kv_seen": places, "kv_numbers": as_many}
+    kept = {name: list[Past]() for name in sizes}
+    # in every row and head: the first position, if it is to be kept in any case
+    has_begin = model.reader_specs[number].begin_token is not None
+    first_BH = (~seen_BL).sum(1)[:, None, None].expand(-1, shape.keys, int(has_begin))
+    late_BHL = torch.arange(seen_BL.shape[1], device=seen_BL.device).float()
+    late_BHL = late_BHL.masked_fill(~seen_BL, -1.0)[:, None].expand(-1, shape.keys, -1)
     where = positions(seen_BL)
     cos_sin = tuple(table[where].unsqueeze(1) for table in net.rotary_emb())
     x_BLD, sees = net.embed(passage_BL.clamp_min(0)), causal(seen_BL)
     for block in net.blocks:
         query, key, value = block.self_attn.heads_of(block.attn_norm(x_BLD), cos_sin)
-        last.append(Past(key[:, :, -places:], value[:, :, -places:]))
         looking = query[:, :, -LOOKING:].unflatten(1, (shape.keys, -1))
         scores_BHGQL = widen(looking @ key.unsqueeze(2).mT) * shape.head_width**-0.5
         hidden = ~sees[:, :, None, -LOOKING:]
         looks_BHL = scores_BHGQL.masked_fill(hidden, -torch.inf).softmax(-1).sum((2, 3))
         for name, size in sizes.items():
-            chosen = looks_BHL.topk(size, -1).indices[..., None]
+            ranked_BHL = (late_BHL if name == "kv_last" else looks_BHL).scatter(2, first_BH, -1.0)
+            chosen = torch.cat((first_BH, ranked_BHL.topk(size, -1).indices), 2)[..., None]
             kept[name].append(Past(key.take_along_dim(chosen, 2), value.take_along_dim(chosen, 2)))
         x_BLD = block(x_BLD, cos_sin, False, sees)
-    yield "kv_last", last, seen_BL[:, -places:]
     for name, size in sizes.items():
-        yield name, kept[name], seen_BL.new_ones(len(seen_BL), size)
+        # of a passage that is shorter, padding was chosen after all that is there
+        there_B1 = seen_BL.sum(1, keepdim=True)
+        seen_BP = torch.arange(size + has_begin, device=seen_BL.device) < there_B1
+        yield name, kept[name], seen_BP
 
 
 def _after_kept(
@@ -146,6 +151,7 @@ def _after_kept(
     net, length = model.net(number), text_BT.shape[1]
     before = seen_BP[:, None, None].expand(-1, 1, length, -1)
     among = before.new_ones(length, length).tril().expand(len(text_BT), 1, -1, -1)
-    places = (passage_BL >= 0).sum(1, keepdim=True) + torch.arange(length, device=text_BT.device)
-    states = net.read(net.embed(text_BT.clamp_min(0)), torch.cat((before, among), -1), places, past)
-    return net.logits(states)
+    read_B1 = (model.begun(number, passage_BL) >= 0).sum(1, keepdim=True)
+    places = read_B1 + torch.arange(length, device=text_BT.device)
+    sees = torch.cat((before, among), -1)
+    return net.logits(net.read(net.embed(text_BT.clamp_min(0)), sees, places, past))

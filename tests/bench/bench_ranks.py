@@ -27,6 +27,10 @@ RUNS = {  # how many steps are measured of each, and its keys
     "demo": (40, "experiment=demo arch.forward_dtype=float32"),
     "lm": (6, "experiment=lm arch.forward_dtype=float32"),
     "tms_5_2": (200, "experiment=tms_5_2 arch.target=TARGET"),
+    "latent_facts": (
+        40,
+        "experiment=latent_facts arch.readers=[READER] arch.forward_dtype=float32",
+    ),
 }
 
 
@@ -39,8 +43,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         target = ["experiment=tms_target", *QUIET, f"checkpoint_path={scratch}/target"]
         check_ended_well(run_ranks(1, ["pretrain.py", *target]))
+        # a step takes as long whatever the reader has learnt
+        reader = [*words("experiment=fact_reader data.tokenizer=bpe:300 max_steps=2"), *QUIET]
+        check_ended_well(
+            run_ranks(1, ["pretrain.py", *reader, f"checkpoint_path={scratch}/reader"])
+        )
         for name, (steps, keys) in RUNS.items():
-            keys = keys.replace("TARGET", f"{scratch}/target")
+            keys = keys.replace("TARGET", f"{scratch}/target").replace(
+                "READER", f"{scratch}/reader"
+            )
             line = [str(steps), f"{scratch}/{name}", *words(keys)]
             rounds = [[measured(ranks, line) for ranks in RANKS] for _ in range(ROUNDS)]
             alone, two, four = zip(*rounds, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,10 +49,14 @@ def batch(source: Any) -> Batch:
 
 @pytest.fixture
 def make(paths: list[str], source: Any) -> Any:
-    def made(loss: dict[str, float] | None = None, **keys: Any) -> Compress:
+    def made(
+        loss: dict[str, float] | None = None, begin: int | None = None, **keys: Any
+    ) -> Compress:
         encoder = ENCODER | keys.pop("encoder", {})
+        told = tuple(replace(reader, begin_token=begin) for reader in source.spec.readers)
+        spec = replace(source.spec, readers=told)
         return make_objective(
-            "prefix", source.spec, readers=paths, encoder=encoder, loss=loss or {}, **KEYS | keys
+            "prefix", spec, readers=paths, encoder=encoder, loss=loss or {}, **KEYS | keys
         )
 
     return made
@@ -101,9 +106,12 @@ def logits_after(net: Any, prefix: Tensor, tokens: Tensor) -> Tensor:
     return net.logits(net.read(stream))[0, len(prefix) :]
 
 
-def test_every_way_is_what_the_reader_says_of_it(make: Any, batch: Batch) -> None:
+@pytest.mark.parametrize("begin", [None, 65])
+def test_every_way_is_what_the_reader_says_of_it(
+    begin: int | None, make: Any, batch: Batch
+) -> None:
     """Row by row and without padding: vectors that are read, and keys and values that are kept."""
-    objective = make(tail=1)
+    objective = make(tail=1, begin=begin)
     model, z = objective.model, objective.model(batch)
     places = LATENTS + 1
     for number in range(2):
@@ -117,7 +125,9 @@ def test_every_way_is_what_the_reader_says_of_it(make: Any, batch: Batch) -> Non
             passage = batch[f"passage_{number}"][row]
             passage = passage[passage >= 0].long()
             vectors = net.embed(passage)
-            likely = net.logits(net.read(vectors[None]))[0, :-1]
+            before = passage.new_tensor([] if begin is None else [begin])
+            begun = net.embed(before)
+            likely = net.logits(net.read(torch.cat((begun, vectors))[None]))[0, len(begun) : -1]
             unlikely = F.cross_entropy(likely, passage[1:], reduction="none")
             chosen = 1 + unlikely.topk(min(places, len(unlikely))).indices.sort().values
             wanted = {
@@ -130,29 +140,32 @@ def test_every_way_is_what_the_reader_says_of_it(make: Any, batch: Batch) -> Non
             if len(passage) > places:
                 wanted["surprising"] = vectors[chosen]
             for way, prefix in wanted.items():
-                logits = logits_after(net, prefix, text)
+                logits = logits_after(net, torch.cat((begun, prefix)), text)
                 nats = F.cross_entropy(logits, labels, reduction="sum")
                 right = (logits.argmax(-1) == labels).sum()
                 wanted_row = torch.stack((nats.double(), right.double()))
                 assert_close(found[way][row], wanted_row, msg=way)
-            nats = F.cross_entropy(kept_last(net, passage, text, places), labels, reduction="sum")
+            nats = F.cross_entropy(
+                kept_last(net, before, passage, text, places), labels, reduction="sum"
+            )
             assert_close(found["kv_last"][row, 0], nats.double())
 
 
-def kept_last(net: Any, passage: Tensor, text: Tensor, places: int) -> Tensor:
-    """Scores of a text that sees the last positions of a passage, which saw all of it: by a mask
-    over both.
+def kept_last(net: Any, before: Tensor, passage: Tensor, text: Tensor, places: int) -> Tensor:
+    """Scores of a text that sees what begins every text, and the last positions of a passage, which
+    saw all of it: by a mask over both.
     """
-    both = torch.cat((passage, text))[None]
-    length, known = both.shape[1], len(passage)
+    both = torch.cat((before, passage, text))[None]
+    length, known = both.shape[1], len(before) + len(passage)
     sees = torch.ones(length, length, dtype=torch.bool).tril()
-    sees[known:, : max(0, known - places)] = False
+    sees[known:, len(before) : max(len(before), known - places)] = False
     return net.logits(net.read(net.embed(both), sees[None, None]))[0, known:]
 
 
-def test_all_keys_kept_are_the_whole_passage(make: Any, batch: Batch) -> None:
+@pytest.mark.parametrize("begin", [None, 65])
+def test_all_keys_kept_are_the_whole_passage(begin: int | None, make: Any, batch: Batch) -> None:
     """SnapKV that keeps as many keys as there are is no selection at all."""
-    model = make(latents=PASSAGE).model
+    model = make(latents=PASSAGE, begin=begin).model
     found = scores_after(model, 0, batch, model(batch))
     assert_close(found["kv_seen"], found["whole"])
     fewer = make().model
