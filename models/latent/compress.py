@@ -43,7 +43,7 @@ class Compress(Objective):
     """
 
     headline = Metric("share")
-    costs = frozenset({"loss", *(f"loss_{way}" for way in MEASURED)})
+    costs = frozenset({"loss", "loss_last", "loss_none", "loss_whole"})
     model: Prefix
 
     def __init__(
@@ -115,7 +115,7 @@ class Compress(Objective):
         passage_BL, text_BT, labels_BT = (
             batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
         )
-        prefix, added = self.model.prefix(number, z_BMW, passage_BL)
+        prefix, added = self.model.prefix(number, z_BMW)
         logits_BTV = self.model.logits(number, prefix, text_BT, added)
         losses = {"text": nats(logits_BTV, labels_BT).sum()}
         if self.coefficients["teacher"]:

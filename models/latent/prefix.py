@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from contract import IGNORE, Batch
@@ -42,9 +42,6 @@ class PrefixKeys(Keys):
     encoder: EncoderKeys
     deep: bool
     """Adapters also add to the keys and values of each layer of their model"""
-
-    tail: NonNegativeInt
-    """Tokens at the end of the passage that the models read as they are, after the latents"""
 
     devices: Annotated[PositiveInt, SAME_RUN]
     """GPUs of a rank at most: readers are spread over those that no rank of its host uses"""
@@ -110,7 +107,7 @@ class Prefix(nn.Module):
         for number, told in enumerate(self.reader_specs):
             trained += 6 * keys.latents * sum(p.numel() for p in self.adapters[number].parameters())
             weights = sum(p.numel() for p in self.readers[number].parameters())
-            frozen.append(4.0 * weights * (keys.latents + keys.tail + told.text_len))
+            frozen.append(4.0 * weights * (keys.latents + told.text_len))
             if keys.encoder.states and not number:
                 frozen[0] += 2.0 * weights * told.passage_len
         return trained, frozen
@@ -121,8 +118,8 @@ class Prefix(nn.Module):
         return bytes_sent(self.keys.latents, self.keys.wire, self.keys.send)
 
     def places(self, passage_BL: Tensor) -> int:
-        """How many positions latents and tail take, at most as many as the passage."""
-        return min(self.keys.latents + self.keys.tail, passage_BL.shape[1])
+        """How many positions of a reader latents take, at most as many as the passage."""
+        return min(self.keys.latents, passage_BL.shape[1])
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the latents of each passage, as they arrive [B, M, W]."""
@@ -153,19 +150,12 @@ class Prefix(nn.Module):
         last_hidden_B1 = (tokens_BL < 0).sum(1, keepdim=True) - 1
         return tokens_BL.scatter(1, last_hidden_B1, begin)
 
-    def prefix(
-        self, number: int, z_BMW: Tensor, passage_BL: Tensor
-    ) -> tuple[Tensor, Sequence[Past] | None]:
-        """Returns what a reader reads in place of a passage: vectors [B, P, D], and what is added
+    def prefix(self, number: int, z_BMW: Tensor) -> tuple[Tensor, Sequence[Past] | None]:
+        """Returns what a reader reads in place of a passage: vectors [B, M, D], and what is added
         to its layers.
         """
         has_begin = self.reader_specs[number].begin_token is not None
-        where, tail = self.device_of(number), self.keys.tail
-        vectors_BMD, added = self.adapters[number](z_BMW.to(self.dtype), int(has_begin), where)
-        if not tail:
-            return vectors_BMD, added
-        last_BPD = self.net(number).embed(passage_BL[:, -tail:].clamp_min(0))
-        return torch.cat((vectors_BMD, last_BPD), 1), added
+        return self.adapters[number](z_BMW.to(self.dtype), int(has_begin), self.device_of(number))
 
     def logits(
         self,

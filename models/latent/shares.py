@@ -62,7 +62,15 @@ class Shares:
             f" numbers take {' or '.join(sizes)}. The last columns say by how much latents keep"
             " more, with the 95 % interval of it."
         )
-        columns = ["reader", "in place of the passage", "right", "nats", "share", "latents more by", "±"]
+        columns = [
+            "reader",
+            "in place of the passage",
+            "right",
+            "nats",
+            "share",
+            "latents more by",
+            "±",
+        ]
         data = {"columns": columns, "rows": table, "percent": [2, 4, 5, 6]}
         text = [f"{'reader, in place of the passage':56} right     nats  share  latents better by"]
         for number, what, right, nats, share, better, spread in table:

@@ -42,7 +42,7 @@ def scores_after(model: Prefix, number: int, batch: Batch, z_BMW: Tensor) -> dic
     )
     found: dict[str, Tensor] = {}
     for name, latents_BMW in (("latents", z_BMW), ("other", z_BMW.roll(1, 0))):
-        prefix, added = model.prefix(number, latents_BMW, passage_BL)
+        prefix, added = model.prefix(number, latents_BMW)
         logits = model.logits(number, prefix, text_BT, added)
         found[name] = scores(logits, labels_BT)
     for name, (prefix, seen) in _streams(model, number, passage_BL).items():

@@ -82,7 +82,7 @@ def test_losses_by_hand(make: Any, batch: Batch) -> None:
     z, text, teacher, count = model(batch), 0.0, 0.0, torch.zeros(ROWS, dtype=torch.int64)
     for number in range(2):
         net, labels = model.net(number), batch[f"labels_{number}"].long()
-        adapted, _ = model.prefix(number, z, batch[f"passage_{number}"])
+        adapted, _ = model.prefix(number, z)
         for row in range(ROWS):  # without any padding
             wanted = labels[row][labels[row] != IGNORE]
             read = batch[f"text_{number}"][row][: len(wanted)].long()
@@ -111,9 +111,9 @@ def test_every_way_is_what_the_reader_says_of_it(
     begin: int | None, make: Any, batch: Batch
 ) -> None:
     """Row by row and without padding: vectors that are read, and keys and values that are kept."""
-    objective = make(tail=1, begin=begin)
+    objective = make(begin=begin)
     model, z = objective.model, objective.model(batch)
-    places = LATENTS + 1
+    places = LATENTS
     for number in range(2):
         net = model.net(number)
         found = scores_after(model, number, batch, z)
@@ -135,7 +135,7 @@ def test_every_way_is_what_the_reader_says_of_it(
                 "last": vectors[-places:],
                 "whole": vectors,
                 "last_bytes": vectors[-model.sent_bytes // 2 :],
-                "latents": model.prefix(number, z, batch[f"passage_{number}"])[0][row],
+                "latents": model.prefix(number, z)[0][row],
             }
             if len(passage) > places:
                 wanted["surprising"] = vectors[chosen]
@@ -177,11 +177,11 @@ def test_a_deep_prefix_adds_to_keys_and_values_at_the_latents(make: Any, batch: 
     objective = make(deep=True)
     model, z = objective.model, objective.model(batch)
     text = batch["text_0"]
-    shallow = model.logits(0, model.prefix(0, z, batch["passage_0"])[0], text)
-    vectors, added = model.prefix(0, z, batch["passage_0"])
+    shallow = model.logits(0, model.prefix(0, z)[0], text)
+    vectors, added = model.prefix(0, z)
     assert_close(model.logits(0, vectors, text, added), shallow)  # nothing, at first
     nn.init.normal_(model.adapters[0].deep.weight)
-    vectors, added = model.prefix(0, z, batch["passage_0"])
+    vectors, added = model.prefix(0, z)
     net = model.net(0)
     block, x = net.blocks[0], torch.cat((vectors, net.embed(text.clamp_min(0))), 1)
     cos, sin = (table[: x.shape[1]] for table in net.rotary_emb())
