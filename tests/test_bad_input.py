@@ -95,7 +95,7 @@ TABLE: list[Row] = [
     (["arch=hrm", "data=tokens", "data.embedded.mebibytes=1"], "arch"),
     (["experiment=tms_5_2", "arch.target='experiment=tms_target max_stepz=3'"], "arch.target"),
     (["experiment=tms_5_2", "arch.target='experiment=tms_target lr=['"], "arch.target=exp"),
-    (["arch=prefix", "data=passages", "arch.readers=[nowhere]"], "data.readers[0]"),
+    (["arch=prefix", "data=passages", "arch.readers=[nowhere]"], "arch.readers[0]"),
     (["arch=cnn", "data=digits", "arch.dropout=[2.0,0.1]"], "arch.dropout"),
     (["objective_metric=eval/accurracy", "arch.hidden_size=16"], "objective_metric"),
     (["eval_save_outputs=[logit]", "arch.hidden_size=16"], "eval_save_outputs"),

@@ -35,7 +35,7 @@ class ReaderKeys(Keys):
 
 def open_readers(paths: Sequence[str], sample: Sequence[Passage]) -> list[Reader]:
     """Opens the readers' tokenizers, and sets how long texts are in their tokens."""
-    readers = [Reader(f"data.readers[{number}]", path) for number, path in enumerate(paths)]
+    readers = [Reader(f"arch.readers[{number}]", path) for number, path in enumerate(paths)]
     for reader in readers:
         reader.measure(sample)
     return readers

@@ -73,13 +73,13 @@ def test_answers_alone_count_and_are_in_the_list(readers: str) -> None:
 
 def test_what_cannot_be_read_is_one_line(readers: str, tmp_path: Path) -> None:
     path = readers.strip("[]").split(",")[0]
-    with pytest.raises(ConfigError, match=r"^data.readers\[0\]=.*: reads 16 tokens, and a passage"):
+    with pytest.raises(ConfigError, match=r"^arch.readers\[0\]=.*: reads 16 tokens, and a passage"):
         make([path], passage=20)
-    with pytest.raises(ConfigError, match=r"^data.readers\[0\]=nowhere: no such folder; give"):
+    with pytest.raises(ConfigError, match=r"^arch.readers\[0\]=nowhere: no such folder; give"):
         make(["nowhere"])
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
-        ConfigError, match=r"^data.readers\[0\]=.*: cannot be read .*; give a folder"
+        ConfigError, match=r"^arch.readers\[0\]=.*: cannot be read .*; give a folder"
     ):
         make([str(tmp_path)])
     with pytest.raises(ConfigError, match=r"^data.least=5: must not exceed data.facts=4"):
