@@ -159,6 +159,7 @@ SMALL = {  # for every recipe that has the key
     "data.embedded.test": 8,
     "data.embedded.train": 64,
     "data.max_new_tokens": 4,
+    "data.val_passages": 16,
     "data.val_tokens": 500,
     "max_steps": 2,
     "micro_batch_size": "null",
@@ -179,11 +180,14 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
     if target := cfg.arch.get("target"):
         smaller = "max_steps=2 data.embedded.mebibytes=1" if "lm" in name else "max_steps=2"
         shrunk.append(f"arch.target='{target} {smaller} checkpoint_path={tmp_path}/target'")
-    if models := cfg.arch.get("models"):
+    if readers := cfg.arch.get("readers"):
+        smaller = "max_steps=2 data.embedded.mebibytes=1 data.val_tokens=500"
+        smaller = "max_steps=2" if "facts" in name else smaller
         short = [
-            f"'{each} max_steps=2 checkpoint_path={tmp_path}/{i}'" for i, each in enumerate(models)
+            f"'{reader} {smaller} checkpoint_path={tmp_path}/{number}'"
+            for number, reader in enumerate(readers)
         ]
-        shrunk.append(f"arch.models=[{','.join(short)}]")
+        shrunk.append(f"arch.readers=[{','.join(short)}]")
     if "/arch: gpt" in recipe:
         shrunk.append("data.seq_len=64")
     if "maze" in name:  # and not the boards that stand in for built puzzles
