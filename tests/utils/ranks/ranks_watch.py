@@ -17,7 +17,7 @@ from utils.ranks import distributed
 from utils.ranks.distributed import Dist
 
 TIMEOUT_S = 3.0
-ASKED = sys.argv[1:3]  # before the command line is read as Hydra's
+ASKED = sys.argv[1:3]
 
 
 def forever(dist: Dist, mine: bool = False) -> None:
@@ -101,4 +101,5 @@ def scenario() -> None:
 
 
 if __name__ == "__main__":
+    del sys.argv[1:]  # which is read as that of a run
     cli.main(scenario)
