@@ -91,15 +91,11 @@ class Examples:
 
     def padding(self, rows: int) -> Arrays:
         """Repeats the first example, so that all batches take as long, without its labels."""
-        return without_labels(self.read(np.zeros(rows, np.int64)))
-
-
-def without_labels(batch: Arrays) -> Arrays:
-    """Returns the rows as padding: what is named `labels`, or begins so, is IGNORE."""
-    return {
-        name: np.full_like(array, IGNORE) if name.startswith("labels") else array
-        for name, array in batch.items()
-    }
+        batch = self.read(np.zeros(rows, np.int64))
+        return {
+            name: np.full_like(array, IGNORE) if name.startswith("labels") else array
+            for name, array in batch.items()
+        }
 
 
 def _stacked(where: str, name: str, values: Sequence[Any]) -> np.ndarray:

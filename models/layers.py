@@ -95,7 +95,9 @@ class HalfNorm(torch.autograd.Function):
         return normed if weight is None else normed * weight
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
         wide, grad_weight = x.float(), None
         if torch.is_grad_enabled():  # for a second derivative, which needs to know how it was made

@@ -66,14 +66,16 @@ class FactSource(DrawnSource):
     def __init__(self, run: RunSettings, keys: FactKeys) -> None:
         super().__init__(run, "facts")
         self._keys = keys
-        held_out = draw_lists(keys.facts, keys.asked, SAMPLED, generator(0, "lengths of facts"))
-        self._readers = open_readers(keys.readers, held_out)
+        sample = draw_lists(keys.facts, keys.asked, SAMPLED, generator(0, "lengths of facts"))
+        self._readers = open_readers(keys.readers, sample)
         self.spec = PassageSpec(
             vocab_size=Bytes.vocab_size,
-            seq_len=len(held_out[0][0]),
+            seq_len=len(sample[0][0]),
             name="lists of facts",
             readers=tuple(reader.spec for reader in self._readers),
         )
+        drawn = self.draw(keys.held_out, generator(0, "held-out facts"))
+        self._eval_sets = {"val": Examples(drawn)}
 
     def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
         lists = draw_lists(self._keys.facts, self._keys.asked, rows, rng)
@@ -81,8 +83,7 @@ class FactSource(DrawnSource):
         return read_all(passages, lists, self._readers)
 
     def eval_sets(self) -> dict[str, Examples]:
-        drawn = self.draw(self._keys.held_out, generator(0, "held-out facts"))
-        return {"val": Examples(drawn)}
+        return self._eval_sets
 
 
 class FactTextKeys(Sizes):
@@ -130,6 +131,8 @@ class FactText(DrawnSource):
             name="lists of facts",
             tokenizer=self._tokenizer.published,
         )
+        drawn = self._rows(keys.held_out, generator(0, "held-out facts to read"), None)
+        self._eval_sets = {"val": Examples(drawn)}
 
     def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
         return self._rows(rows, rng, self._keys.least)
@@ -146,5 +149,4 @@ class FactText(DrawnSource):
         return {"inputs": tokens[:, :-1], "labels": labels[:, 1:]}
 
     def eval_sets(self) -> dict[str, Examples]:
-        drawn = self._rows(self._keys.held_out, generator(0, "held-out facts to read"), None)
-        return {"val": Examples(drawn)}
+        return self._eval_sets

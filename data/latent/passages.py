@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from contract import Arrays, RunSettings, Spec, without_labels
+from contract import Arrays, Examples, RunSettings, Spec
 from data.language.tokens import Corpus, EmbeddedText, open_text
 from data.latent.readers import Passage, Reader, ReaderSpec
 from data.order import EpochSource
@@ -21,13 +21,13 @@ SAMPLED = 512  # passages from which the lengths of all are estimated
 
 @dataclass(frozen=True)
 class PassageSpec(Spec):
-    """What nets are told that replace passages; `vocab_size` and `seq_len` are the encoder's."""
+    """The facts of passages for a net: `vocab_size` and `seq_len` are those of the encoder."""
 
     readers: tuple[ReaderSpec, ...] = ()
 
 
 class ReaderKeys(Keys):
-    """What all data of latents take."""
+    """The key of every source of passages."""
 
     readers: Annotated[list[str], A_RUN, MAY_CHANGE]
     """The frozen models that read the texts"""
@@ -67,7 +67,7 @@ class PassageKeys(ReaderKeys):
     embedded: EmbeddedText
 
 
-class Windows:
+class Windows(Examples):
     """Passages of one split. Each begins where the text of an earlier one does, so that every text
     is predicted once.
     """
@@ -78,7 +78,8 @@ class Windows:
         self._files = corpus.files[split]
         counts = [max(0, (len(file) - self._length) // keys.text + 1) for file in self._files]
         self._ends = np.cumsum(counts)
-        self._count = min(int(self._ends[-1]) if counts else 0, most or self._ends[-1])
+        there = int(self._ends[-1]) if counts else 0
+        self._count = min(there, most or there)
         self.readers: Sequence[Reader] = ()
 
     def __len__(self) -> int:
@@ -106,9 +107,6 @@ class Windows:
     def read(self, indices: np.ndarray) -> Arrays:
         windows = self.tokens(indices)
         return read_all(windows[:, : self._keys.passage], self.texts(windows), self.readers)
-
-    def padding(self, rows: int) -> Arrays:
-        return without_labels(self.read(np.zeros(rows, np.int64)))
 
 
 class PassageSource(EpochSource):

@@ -21,7 +21,7 @@ MOST = 99  # percent of texts that fit
 
 @dataclass(frozen=True)
 class ReaderSpec(Spec):
-    """What nets are told of a reader; `seq_len` is what passage and text take."""
+    """The facts of one reader for a net: `seq_len` has room for a passage and its text."""
 
     passage_len: int = 0
     text_len: int = 0

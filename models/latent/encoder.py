@@ -122,7 +122,7 @@ class Encoder(nn.Module):
 
 
 class Deep(Past):
-    """What an adapter adds to the keys and values of a layer at the latents' positions."""
+    """An adapter's offsets to the keys and values of one layer, at the positions of the latents."""
 
     def __init__(self, key_BHMK: Tensor, value_BHMK: Tensor, start: int) -> None:
         super().__init__(key_BHMK, value_BHMK)
