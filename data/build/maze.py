@@ -16,16 +16,15 @@ import numpy as np
 
 from data.build.common import new_folder, progress, whole, write_puzzles
 from data.build.rows import (
-    GENERATED,
-    SPLITS,
     Boards,
     Row,
     check,
     check_options,
     collect,
     convert,
-    leaks,
+    generated_counts,
     puzzle_parser,
+    summary,
 )
 from data.recursive.maze import (
     BOARDS_AT_ONCE,
@@ -81,7 +80,8 @@ def images(grids: np.ndarray) -> np.ndarray:
 def make(options: argparse.Namespace) -> dict[str, Boards]:
     """Generates mazes for both splits. None is another's image."""
     side = options.size
-    train, test = options.train or GENERATED, options.test or GENERATED
+    counts = generated_counts(options)
+    wanted = sum(counts.values())
     min_path = round(side * 11 / 3) if options.min_path is None else options.min_path
     if not 2 <= min_path <= side * side:
         raise ConfigError(
@@ -89,14 +89,14 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
             " choose one of these"
         )
     kept: dict[bytes, Boards] = {}  # by one image of each
-    with progress(train + test, "maze") as bar:
+    with progress(wanted, "maze") as bar:
         for chunk in count():
             # the smallest of its eight images names a maze: of those that turn into each other, the
             # first is kept
             for maze in generate(side, min_path, options.seed, chunk):
                 kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
-            bar.update(min(len(kept), train + test) - bar.n)
-            if len(kept) >= train + test:
+            bar.update(min(len(kept), wanted) - bar.n)
+            if len(kept) >= wanted:
                 break
             # where there is one maze, there are more, however long it takes
             if not kept and chunk * BOARDS_AT_ONCE >= PATIENCE:
@@ -104,10 +104,11 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
                     " so long; ask for less"
                 )
-    inputs, labels = (
-        np.stack(part) for part in zip(*[*kept.values()][: train + test], strict=True)
-    )
-    return {"train": (inputs[:train], labels[:train]), "test": (inputs[train:], labels[train:])}
+    ends = np.cumsum([*counts.values()])
+    parts = [
+        np.split(np.stack(part), ends[:-1]) for part in zip(*[*kept.values()][:wanted], strict=True)
+    ]
+    return dict(zip(counts, zip(*parts, strict=True), strict=True))
 
 
 def build(options: argparse.Namespace) -> str:
@@ -115,21 +116,15 @@ def build(options: argparse.Namespace) -> str:
     check_options(options, "min_path")
     with new_folder(options.output_dir) as folder:
         boards = make(options) if options.size is not None else convert(options, parse_rows)
-        # counted before images are added
-        mazes, note = [len(boards[name][0]) for name in SPLITS], leaks(boards)
-        if options.augment:
-            boards["train"] = images(boards["train"][0]), images(boards["train"][1])
-        copies = {"train": IMAGES if options.augment else 1, "test": 1}
         vocab_size = 1 + len(CHARACTERS)
         splits = {
-            name: plain_split(name, vocab_size, *boards[name], copies[name]) for name in SPLITS
+            name: plain_split(name, vocab_size, *part, copies=1) for name, part in boards.items()
         }
+        if options.augment:
+            inputs, labels = map(images, boards["train"])
+            splits["train"] = plain_split("train", vocab_size, inputs, labels, IMAGES)
         write_puzzles(folder, splits, ["<blank>"])
-    side = round(boards["test"][0].shape[1] ** 0.5)
-    return (
-        f"{options.output_dir}: {len(boards['train'][0])} training examples of {mazes[0]} mazes,"
-        f" {mazes[1]} test mazes, {side}x{side}{note}"
-    )
+    return summary(options.output_dir, splits, boards, "mazes")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -13,6 +13,7 @@ import numpy as np
 
 from data.build.common import Parser, whole
 from data.files import load_from_hub
+from data.recursive.puzzle_files import PuzzleSplit
 from utils.errors import ConfigError, brief
 
 SPLITS = ("train", "test")
@@ -26,15 +27,15 @@ Parse = Callable[[str, Iterable[Row], int | None], Boards]
 
 
 def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
-    """Returns both splits, subsampled as the options say."""
-    boards = {}
+    """Returns the splits, subsampled as the options say."""
+    boards: dict[str, Boards] = {}
     for split in SPLITS:
         if options.input_dir is None:
             rows = f"{options.hub} {split}", read_hub(options.hub, split)
         else:
             file = Path(options.input_dir) / f"{split}.csv"
             rows = str(file), read_csv(file)
-        boards[split] = subsample(split, parse(*rows, options.min_difficulty), options)
+        boards |= subsample(split, parse(*rows, options.min_difficulty), options)
     cells, test_cells = (boards[split][0].shape[1] for split in SPLITS)
     if cells != test_cells:
         raise ConfigError(
@@ -44,11 +45,33 @@ def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
     return boards
 
 
+def generated_counts(options: argparse.Namespace) -> dict[str, int]:
+    """Returns how many puzzles of each split to generate."""
+    counts = {split: getattr(options, split) or GENERATED for split in SPLITS}
+    return counts | ({"validation": options.validation} if options.validation else {})
+
+
+def summary(
+    folder: Path, splits: Mapping[str, PuzzleSplit], boards: Mapping[str, Boards], kind: str
+) -> str:
+    """Returns a line about a dataset, with a note on evaluated puzzles that are also trained on."""
+    trained = splits["train"]
+    sizes = [f"{len(trained.sets['all'].inputs)} training examples of {len(boards['train'][0])}"]
+    sizes += [f"{len(boards[split][0])} {split}" for split in splits if split != "train"]
+    side = round(trained.metadata.seq_len**0.5)
+    counts = ", ".join(f"{size} {kind}" for size in sizes)
+    return f"{folder}: {counts}, {side}x{side}{leaks(boards)}"
+
+
 def leaks(boards: Mapping[str, Boards]) -> str:
-    """Returns a note on test puzzles that are also trained on."""
-    train, test = ((row.tobytes() for row in boards[split][0]) for split in SPLITS)
-    shared = len({*test}.intersection(train))
-    return f"; note: {shared:,} test puzzles are in the training set, too" if shared else ""
+    """Returns notes on test and validation puzzles that are also trained on."""
+    puzzles = {split: {row.tobytes() for row in part[0]} for split, part in boards.items()}
+    trained = puzzles.pop("train")
+    return "".join(
+        f"; note: {shared:,} {split} puzzles are in the training set, too"
+        for split, rows in puzzles.items()
+        if (shared := len(rows & trained))
+    )
 
 
 def read_csv(path: Path) -> Iterator[Row]:
@@ -133,19 +156,26 @@ def check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str
         )
 
 
-def subsample(split: str, boards: Boards, options: argparse.Namespace) -> Boards:
-    """Chooses as many boards of a split as the options say; by default all."""
+def subsample(split: str, boards: Boards, options: argparse.Namespace) -> dict[str, Boards]:
+    """Chooses as many boards of a split as the options say, by default all; and of the other
+    training boards those that are held out for validation.
+    """
     puzzles, answers = boards
+    held_out: int = options.validation if split == "train" else 0
     wanted: int | None = getattr(options, split)
-    if wanted is None:
-        return boards
-    if wanted > len(puzzles):
-        raise ConfigError(
-            f"--{split} {wanted}: there are {len(puzzles)} {split} boards; ask for no more than"
-            " that"
-        )
-    chosen = np.random.default_rng(options.seed).choice(len(puzzles), wanted, replace=False)
-    return puzzles[chosen], answers[chosen]
+    if wanted is None and not held_out:
+        return {split: boards}
+    left = len(puzzles) - held_out
+    wanted = max(left, 1) if wanted is None else wanted
+    if wanted > left:
+        asked = f"--{split} {wanted}" + (f" --validation {held_out}" if held_out else "")
+        raise ConfigError(f"{asked}: there are {len(puzzles)} {split} boards; ask for fewer")
+    rng = np.random.default_rng(options.seed)
+    chosen = {split: rng.choice(len(puzzles), wanted, replace=False)}
+    if held_out:
+        others = np.setdiff1d(np.arange(len(puzzles)), chosen[split])
+        chosen["validation"] = rng.choice(others, held_out, replace=False)
+    return {name: (puzzles[rows], answers[rows]) for name, rows in chosen.items()}
 
 
 def puzzle_parser(name: str, about: str | None, hub: str, **size: Any) -> Parser:
@@ -166,6 +196,13 @@ def puzzle_parser(name: str, about: str | None, hub: str, **size: Any) -> Parser
             type=whole(1),
             help=f"{split} puzzles: {GENERATED} generated ones by default, or all that are given",
         )
+    options.add_argument(
+        "--validation",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="training puzzles to hold out, for data.eval_split=validation",
+    )
     options.add_argument(
         "--min-difficulty", type=int, help="drop given puzzles with a smaller rating"
     )

@@ -17,16 +17,15 @@ import numpy as np
 
 from data.build.common import new_folder, whole, write_puzzles
 from data.build.rows import (
-    GENERATED,
-    SPLITS,
     Boards,
     Row,
     check,
     check_options,
     collect,
     convert,
-    leaks,
+    generated_counts,
     puzzle_parser,
+    summary,
 )
 from data.recursive.puzzle_text import tokens_of
 from data.recursive.sudoku import BLANK, BOXES, DIGITS, is_solved
@@ -63,22 +62,20 @@ def build(options: argparse.Namespace) -> str:
         else:
             size = options.size
             blanks = BLANKS[size] if options.blanks is None else options.blanks
-            counts = options.train or GENERATED, options.test or GENERATED
-            parts = generate(size, counts, blanks, options.seed, options.min_guesses or 0)
-            boards = dict(zip(SPLITS, parts, strict=True))
-        # test boards are evaluated as they are
+            counts = generated_counts(options)
+            parts = generate(
+                size, (*counts.values(),), blanks, options.seed, options.min_guesses or 0
+            )
+            boards = dict(zip(counts, parts, strict=True))
+        # only training boards have images
         splits = {
             name: sudoku_split(
-                name, size, *boards[name], options.num_aug if name == "train" else 0, options.seed
+                name, size, *part, options.num_aug if name == "train" else 0, options.seed
             )
-            for name in SPLITS
+            for name, part in boards.items()
         }
         write_puzzles(folder, splits, ["<blank>"])
-    trained, tested = (len(splits[name].sets["all"].inputs) for name in SPLITS)
-    return (
-        f"{options.output_dir}: {trained} training examples of {len(boards['train'][0])} boards,"
-        f" {tested} test boards, {size}x{size}{leaks(boards)}"
-    )
+    return summary(options.output_dir, splits, boards, "boards")
 
 
 def parser() -> argparse.ArgumentParser:

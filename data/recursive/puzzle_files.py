@@ -131,9 +131,10 @@ def has_split(folder: Path, split: str) -> bool:
 def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
     """Opens a split, memory-mapped and checked; `key` is the user's `key=value` for messages."""
     if not has_split(folder, split):
+        option = " --validation" if split == "validation" else ""
         raise ConfigError(
             f"{key}: no {split}/dataset.json there; build it with python -m data.build.sudoku"
-            f" --output-dir {folder}"
+            f"{option} --output-dir {folder}"
         )
     where = f"{key}: {split}/dataset.json"
     try:

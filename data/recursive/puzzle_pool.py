@@ -149,8 +149,11 @@ def open_datasets(
     data_paths: Sequence[str] | None,
     data_paths_test: Sequence[str] | None,
     embedded: EmbeddedKeys | None,
+    eval_split: str,
 ) -> tuple[list[Member], list[Member]]:
-    """Opens the training and test splits that the user's keys name, or the embedded Sudoku."""
+    """Opens the splits to train and to evaluate on that the user's keys name, or the embedded
+    Sudoku.
+    """
     if data_path is not None and data_paths:
         raise ConfigError(
             f"data_path={data_path} and data_paths={list(data_paths)} are both given; keep one of"
@@ -159,7 +162,7 @@ def open_datasets(
     key = "data_path" if data_path is not None else "data_paths"
     if paths := [data_path] if data_path is not None else list(data_paths or []):
         train = _open_train(key, paths)
-        test = _open_test(key, paths, list(data_paths_test or []), train)
+        test = _open_test(key, paths, list(data_paths_test or []), train, eval_split)
         return [member for dataset in train for member in _members(*dataset)], test
     if data_paths_test:
         raise ConfigError(
@@ -167,6 +170,11 @@ def open_datasets(
         )
     if not embedded:
         raise ConfigError("data_path=null: there is no dataset to train on; give data_path=FOLDER")
+    if eval_split != "test":
+        raise ConfigError(
+            f"data.eval_split={eval_split}: generated boards have none; give data_path=FOLDER that"
+            " was built with --validation"
+        )
     train_split, test_split = embedded_sudoku(embedded)
     return _members(train_split), _members(test_split)
 
@@ -203,13 +211,21 @@ def _open_train(key: str, paths: list[str]) -> list[tuple[PuzzleSplit, int]]:
 
 
 def _open_test(
-    key: str, paths: list[str], test_paths: list[str], train: list[tuple[PuzzleSplit, int]]
+    key: str,
+    paths: list[str],
+    test_paths: list[str],
+    train: list[tuple[PuzzleSplit, int]],
+    eval_split: str,
 ) -> list[Member]:
-    """Opens test folders. Each shares the ids of the same training folder, or else of the one at
-    its place in the list.
+    """Opens the folders to evaluate on. Each shares the ids of the same training folder, or else of
+    the one at its place in the list.
     """
     key = "data_paths_test" if test_paths else key
-    folders = test_paths or [path for path in paths if has_split(Path(path), "test")]
+    # a dataset may come without a test split, but what was held out is asked for
+    optional = eval_split == "test"
+    folders = test_paths or [
+        path for path in paths if not optional or has_split(Path(path), eval_split)
+    ]
     # prefixes tell sets of several datasets apart, also if only one of them has a test split
     prefixes = _prefixes(folders) if len(test_paths or paths) > 1 else [""] * len(folders)
     train_folders = [os.path.realpath(path) for path in paths]
@@ -217,7 +233,7 @@ def _open_test(
     members = []
     for index, (path, prefix) in enumerate(zip(folders, prefixes, strict=True)):
         where, folder = f"{key}={path}", os.path.realpath(path)
-        split = read_split(where, Path(path), "test")
+        split = read_split(where, Path(path), eval_split)
         _check_seq_len(where, split, train[0][0])
         # its puzzles have rows in the table of a training folder: the one with the same path
         owner = train_folders.index(folder) if folder in train_folders else index

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -44,6 +44,10 @@ class PuzzleKeys(Keys):
 
     embedded: EmbeddedKeys | None
 
+    eval_split: Annotated[Literal["test", "validation"], MAY_CHANGE]
+    """What evaluations read of a built dataset: validation is what its builder held out of the
+    training puzzles, with --validation"""
+
     puzzle: Annotated[str | None, MAY_CHANGE]
     """With eval_only: a puzzle of your own, or a file of them, to be answered"""
 
@@ -62,7 +66,7 @@ class PuzzleSource(Source):
                     f"evaluators=[{short(name)}]: unknown; use evaluators=[arc] or evaluators=[]"
                 )
         train, test = open_datasets(
-            run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded
+            run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
         )
         first = train[0].split.metadata
         self._run, self._whole_paths_from = run, keys.whole_paths_from

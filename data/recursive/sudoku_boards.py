@@ -84,7 +84,7 @@ def generate(
     most = min(SOLVED.get(size, MOST) * comb(size * size, blanks), MOST)
     if sum(counts) > most:
         raise ConfigError(
-            f"train={counts[0]} test={counts[-1]}: at most {most:,} different {size}x{size} puzzles"
+            f"train={counts[0]} test={counts[1]}: at most {most:,} different {size}x{size} puzzles"
             f" with blanks={blanks} can be made; ask for fewer"
         )
     rng = np.random.default_rng([seed, size, blanks])

@@ -55,6 +55,7 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("sudoku", CSV, table(f"a,{Q},11{A[2:]},3"), "that is no solved board"),
     ("sudoku", CSV + " --min-difficulty 1", table(f"a,{Q},{A},"), "line 2 has rating"),
     ("sudoku", "--size 4 --min-difficulty 2", {}, "--min-difficulty: is for given puzzles alone"),
+    ("sudoku", CSV + " --train 1 --validation 1", table(f"a,{Q},{A},3"), "--validation 1"),
     ("sudoku", CSV + " --blanks 3", {}, "--blanks: is for generated puzzles"),
     ("maze", "--size 65", {}, "--size"),
     ("maze", "--size 5 --min-path 26", {}, "--min-path 26"),

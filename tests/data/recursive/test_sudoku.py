@@ -162,3 +162,31 @@ def test_test_boards_that_are_trained_on_are_told(tmp_path, capsys):
     write_csv(tmp_path / "csv", {"train": (puzzles, answers), "test": (puzzles[3:], answers[3:])})
     built(tmp_path / "out", "sudoku", "--input-dir", tmp_path / "csv")
     assert "4x4; note: 2 test puzzles are in the training set, too" in capsys.readouterr().out
+
+
+def test_training_boards_are_held_out_for_validation(tmp_path, csv_boards):
+    options = ("--input-dir", tmp_path / "csv", "--subsample-size", 6, "--num-aug", 2)
+    whole = built(tmp_path / "whole", "sudoku", *options)
+    out = built(tmp_path / "out", "sudoku", *options, "--validation", 4)
+    assert files(out / "train") == files(whole / "train"), "the training boards stay what they are"
+    held_out = {tuple(board) for board in np.load(out / "validation" / "all__inputs.npy")}
+    assert len(held_out) == 4
+    assert held_out <= {tuple(board) for board in csv_boards["train"][0] + 1}
+    assert not held_out & {tuple(board) for board in np.load(out / "train" / "all__inputs.npy")}
+    for split, boards in (("validation", held_out), ("test", csv_boards["test"][0] + 1)):
+        read = everything(source(out, eval_split=split).eval_sets()["all"])["inputs"]
+        assert {tuple(board) for board in read} == {tuple(board) for board in boards}
+
+
+@pytest.mark.parametrize(
+    "command", ["sudoku --size 4 --num-aug 3", "maze --size 8 --min-path 12 --augment"]
+)
+def test_generated_puzzles_are_held_out(tmp_path, command):
+    command += " --train 20 --test 8 --validation 5"
+    out = built(tmp_path / "out", *command.split())
+    rows = {
+        split: {tuple(row) for row in np.load(out / split / "all__inputs.npy")}
+        for split in ("train", "test", "validation")
+    }
+    assert (len(rows["test"]), len(rows["validation"])) == (8, 5)
+    assert not rows["validation"] & (rows["train"] | rows["test"])
