@@ -41,7 +41,7 @@ PLACEHOLDERS = {
     "…]": "",
 }
 # Modules that take positional arguments: how many, at least and at most.
-POSITIONAL = {"models.language.llama": (2, 2), "utils.checkpoint": (1, 3), "utils.report": (1, 99)}
+POSITIONAL = {"models.language.llama": (2, 2), "utils.checkpoint": (1, 4), "utils.report": (1, 99)}
 RANKS = re.compile(r"(?:RANKS=|--nproc-per-node[ =]|-np? )(\d+)")
 WRONG = (AssertionError, ConfigError, HydraException, SystemExit, OSError, ValueError)
 ALL = [command for path in files() for command in commands(path)]

@@ -12,8 +12,8 @@ from utils.errors import ConfigError, exit_status
 USAGE = (
     "usage: python -m utils.checkpoint digest|show|verify PATH    (a run folder, its checkpoints"
     " folder or a step_* folder)    or diff PATH PATH    or export PATH FOLDER    (its weights, or"
-    " their averages, as model.safetensors)    or import FILE FOLDER    (weights that torch.save"
-    " has written)"
+    " their averages, as model.safetensors)    or import [--raw] FILE FOLDER    (weights that"
+    " torch.save has written, or their averages where the file has both; --raw: the weights)"
 )
 
 
@@ -43,8 +43,8 @@ def answer_to(arguments: list[str]) -> str:
             return tools.diff(one, other)
         case ["export", path, folder]:
             return tools.export(path, Path(folder))
-        case ["import", file, folder]:
-            return tools.import_weights(Path(file), Path(folder))
+        case ["import", *options, file, folder] if options in ([], ["--raw"]):
+            return tools.import_weights(Path(file), Path(folder), raw=bool(options))
     raise ConfigError(USAGE)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.checkpoint import format, reader
+from utils.checkpoint import format, published, reader
 from utils.checkpoint.format import META, SUFFIX, FileEntry, Slice, Stored
 from utils.errors import ConfigError, brief, visible
 
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
 BYTES_AT_ONCE = 1 << 26  # of a tensor that are compared at once
-COMPILED = "_orig_mod."  # what torch.compile puts before every name
-# some published files hold the net without the loss around it, which names the net `model`
-NET, INNER = "model.", "inner."
 
 
 def show(path: str) -> str:
@@ -114,24 +109,16 @@ def export(path: str, folder: Path) -> str:
     )
 
 
-def import_weights(source: Path, folder: Path) -> str:
+def import_weights(source: Path, folder: Path, raw: bool = False) -> str:
     """Turns weights that torch has pickled, such as those of the published HRM and TRM, into a
     checkpoint; returns what was made in one line.
-
-    torch reads tensors and plain containers out of such a file and nothing else: no code in it
-    runs.
     """
     _refuse_existing(folder)
-    read = _state_dict(source)
-    weights = {_our_name(name): tensor.clone().contiguous() for name, tensor in read.items()}
-    if len(weights) < len(read):
-        raise ConfigError(
-            f"{source}: has the same names with and without {COMPILED} or {NET}; keep one of each"
-        )
+    weights, averaged = published.read(source, raw)
     values = _write_folder(folder, weights, {META: "{}\n"})
     return (
-        f"{folder}: {len(weights)} tensors, {values:,} values; use it as checkpoint={folder} or"
-        f" init_from={folder}"
+        f"{folder}: {'averaged ' * averaged}weights, {len(weights)} tensors, {values:,} values; use"
+        f" it as checkpoint={folder} or init_from={folder}"
     )
 
 
@@ -184,48 +171,6 @@ def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
         ).rstrip()
         for cell in cells
     ]
-
-
-def _our_name(published: str) -> str:
-    """The name of a tensor as a run here knows it."""
-    name = published.removeprefix(COMPILED)
-    return f"{NET}{name}" if name.startswith(INNER) else name
-
-
-def _state_dict(source: Path) -> Mapping[str, Tensor]:
-    """The file's content, if it is names with plain tensors."""
-    import torch
-
-    try:
-        # about ways to pickle that torch does not use
-        with warnings.catch_warnings(action="ignore"):
-            read = torch.load(source, weights_only=True, map_location="cpu")
-    except OSError as error:
-        raise ConfigError(f"{source}: cannot be read ({brief(error)})") from None
-    except Exception as error:  # of many kinds, by what is wrong with the file
-        named = re.search(r"GLOBAL (\S+)", str(error))  # what the file would have called
-        reason = (
-            f"it names {named[1]}" if named else f"torch cannot read it: {type(error).__name__}"
-        )
-        raise ConfigError(
-            f"{source}: is no state dict of tensors ({reason}); such files alone are read"
-        ) from None
-    if not isinstance(read, dict) or not read:
-        raise ConfigError(f"{source}: is a {type(read).__name__}, or empty; a state dict is read")
-    for name, tensor in read.items():
-        plain = (
-            isinstance(name, str)
-            and isinstance(tensor, torch.Tensor)
-            and tensor.layout == torch.strided
-            and str(tensor.dtype).removeprefix("torch.") in format.KINDS
-        )
-        if not plain:
-            kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise ConfigError(
-                f"{source}: {brief(name)} is no plain tensor ({kind}); a state dict of plain"
-                " tensors is read"
-            )
-    return read
 
 
 def _refuse_existing(folder: Path) -> None:

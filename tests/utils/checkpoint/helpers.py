@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as c10d
 
 from optim.sync.base import Sync
 from utils.checkpoint import format, reader
+from utils.checkpoint.__main__ import main
 from utils.checkpoint.format import Slice
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
@@ -159,3 +161,13 @@ def flip(file: Path, place: int = -1) -> None:
 
 def names(directory: Path) -> set[str]:
     return {entry.name for entry in directory.iterdir()}
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
+    """What a command prints."""
+    assert main([str(argument) for argument in arguments]) == status
+    out, err = capsys.readouterr()
+    assert not (out if status == 2 else err)
+    if status == 2:
+        assert err.count("\n") == 1
+    return out + err

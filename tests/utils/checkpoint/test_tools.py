@@ -1,38 +1,20 @@
-"""What `python -m utils.checkpoint` shows, verifies, compares, exports and imports."""
+"""What `python -m utils.checkpoint` shows, verifies, compares, and exports."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from models.objective import load_tensors, saved_tensors, tables_of
 from models.sparse_embedding import SparseEmbedding
 from optim.averages import EMA
-from tests.models.recursive.test_act import make
-from tests.utils.checkpoint.helpers import META, alone, flip, names, together
-from utils.checkpoint.__main__ import main
-from utils.checkpoint.reader import load
-from utils.checkpoint.resume import initial_weights
+from tests.utils.checkpoint.helpers import META, alone, flip, together, told
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
-
-
-def told(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
-    """What a command prints."""
-    assert main([str(argument) for argument in arguments]) == status
-    out, err = capsys.readouterr()
-    assert not (out if status == 2 else err)
-    if status == 2:
-        assert err.count("\n") == 1
-    return out + err
 
 
 def test_show_lists_every_tensor_and_its_files(
@@ -125,71 +107,3 @@ def test_export_writes_weights_or_their_averages(
     assert torch.equal(exported["table.weights"], table.weights)
     assert json.loads((tmp_path / "out" / "origin.json").read_text())["step"] == 6
     assert "exists" in told(capsys, "export", tmp_path / "run", tmp_path / "out", status=2)
-
-
-def published(path: Path, bare: bool) -> dict[str, torch.Tensor]:
-    """As the published code saves a compiled net: prefixed names, initial states in bfloat16, tied
-    to no device; a bare net without the loss around it.
-    """
-    torch.manual_seed(5)
-    weights = {name: torch.randn(value.shape) for name, value in saved_tensors(make("trm")).items()}
-    weights = {
-        name: value.bfloat16() if name.endswith("_init") else value
-        for name, value in weights.items()
-    }
-    state = OrderedDict(
-        (f"_orig_mod.{name.removeprefix('model.') if bare else name}", value)
-        for name, value in weights.items()
-    )
-    assert any(name.startswith("_orig_mod.inner.") for name in state) == bare
-    torch.save(state, path)
-    return weights
-
-
-@pytest.mark.parametrize("bare", [False, True])
-def test_published_weights_become_a_checkpoint(
-    bare: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    weights = published(tmp_path / "step_50", bare)
-    said = told(capsys, "import", tmp_path / "step_50", tmp_path / "out")
-    assert f"use it as checkpoint={tmp_path / 'out'}" in said
-    told(capsys, "verify", tmp_path / "out")
-    read = load(tmp_path / "out", ["model"])[0]["model"]
-    assert read.keys() == weights.keys()
-    for name, value in weights.items():
-        assert torch.equal(read[name], value)
-        assert read[name].dtype == value.dtype
-    objective = make("trm")
-    saved, tables = saved_tensors(objective), tables_of(objective)
-    load_tensors(objective, initial_weights(str(tmp_path / "out"), None, saved, tables, print))
-    assert all(
-        torch.equal(value, weights[name].to(value.dtype))
-        for name, value in saved_tensors(objective).items()
-    )
-
-
-class Harmful:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("harm",)
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({"a": Harmful()}, "is no state dict of tensors (it names posix.mkdir)"),
-        ([torch.ones(2)], "is a list, or empty; a state dict is read"),
-        ({"a": torch.ones(1), "step": 3}, "step is no plain tensor (int)"),
-        ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "has the same names with and"),
-    ],
-)
-def test_nothing_else_is_imported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: Any,
-    problem: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save(content, "step_1")
-    assert told(capsys, "import", "step_1", "out", status=2).startswith(f"step_1: {problem}")
-    assert names(tmp_path) == {"step_1"}, "nothing ran, and nothing is left"

@@ -1,0 +1,118 @@
+"""Reads the weights that HRM, TRM and their successors save with torch.save."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.checkpoint import format
+from utils.errors import ConfigError, brief
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = ("model", "model_state_dict", "state_dict")  # what holds them in a file with more
+COMPILED, DDP = "_orig_mod.", "module."  # what wrappers of PyTorch put into every name
+# some files hold the net without the loss around it, which names the net `model`
+NET, INNER = "model.", "inner."
+
+
+class StandIn:
+    """Takes the place of all that a file names but tensors and plain containers, such as a class of
+    its repository: nothing that a file names is imported or called.
+    """
+
+    def __new__(cls, *_: Any) -> StandIn:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def read(source: Path, raw: bool) -> tuple[dict[str, Tensor], bool]:
+    """Returns the weights, by the names that nets have here, and whether they are averages.
+
+    If a file has averages beside the weights, they are taken, as its own repository evaluates with
+    them; `raw`: the weights as they were trained.
+    """
+    content = _content(source)
+    found = next((content[name] for name in WEIGHTS if isinstance(content.get(name), dict)), None)
+    held = None if raw else next(filter(None, map(_averages, content, content.values())), None)
+    if found is None and held is None:
+        found = content
+    weights = _by_our_names(source, found or {})
+    if held is None:
+        return weights, False
+    # an average has no buffers, and some keep their rate beside the tensors
+    tensors = {name: value for name, value in held.items() if hasattr(value, "dtype")}
+    averages = _by_our_names(source, tensors)
+    if not averages or (weights and averages.keys() - weights.keys()):
+        raise ConfigError(
+            f"{source}: its averages have other names than its weights; import --raw takes the"
+            " weights"
+        )
+    return weights | averages, True
+
+
+def _averages(name: object, value: Any) -> Mapping[str, Any] | None:
+    """Returns what an entry of a file averages; None if it is something else."""
+    if "ema" not in str(name).split("_") or not isinstance(value, dict):
+        return None
+    return value.get("shadow", value)
+
+
+def _by_our_names(source: Path, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    import torch
+
+    weights = {}
+    for name, tensor in published.items():
+        plain = (
+            isinstance(name, str)
+            and isinstance(tensor, torch.Tensor)
+            and tensor.layout == torch.strided
+            and str(tensor.dtype).removeprefix("torch.") in format.KINDS
+        )
+        if not plain:
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise ConfigError(
+                f"{source}: {brief(name)} is no plain tensor ({brief(kind)}); a state dict of plain"
+                f" tensors is read, or a dictionary that has one as {', '.join(WEIGHTS)} or ema"
+            )
+        bare = name.replace(COMPILED, "").removeprefix(DDP)
+        weights[f"{NET}{bare}" if bare.startswith(INNER) else bare] = tensor.clone().contiguous()
+    if len(weights) < len(published):
+        raise ConfigError(
+            f"{source}: has the same names with and without {COMPILED}, {DDP} or {NET}; keep one of"
+            " each"
+        )
+    return weights
+
+
+def _content(source: Path) -> dict[Any, Any]:
+    """Returns the dictionary that a file holds."""
+    import torch
+    from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+    try:
+        foreign = get_unsafe_globals_in_checkpoint(str(source))
+        stand_ins: list[Any] = [(type(name, (StandIn,), {}), name) for name in foreign]
+        # about ways to pickle that torch does not use
+        with warnings.catch_warnings(action="ignore"), safe_globals(stand_ins):
+            content = torch.load(source, weights_only=True, map_location="cpu")
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read ({brief(error)})") from None
+    except Exception as error:  # of many kinds, by what is wrong with the file
+        named = re.search(r"GLOBAL (\S+)", str(error))  # what the file would have called
+        reason = (
+            f"it names {named[1]}" if named else f"torch cannot read it: {type(error).__name__}"
+        )
+        raise ConfigError(
+            f"{source}: is no state dict of tensors ({reason}); such files alone are read"
+        ) from None
+    if not isinstance(content, dict) or not content:
+        kind = brief(type(content).__name__)
+        raise ConfigError(f"{source}: is a {kind}, or empty; a state dict is read")
+    return content
