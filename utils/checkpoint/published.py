@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from utils.checkpoint import format
-from utils.errors import ConfigError, brief
+from utils.errors import ConfigError, brief, visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +57,23 @@ def read(source: Path, raw: bool) -> tuple[dict[str, Tensor], bool]:
             " weights"
         )
     return weights | averages, True
+
+
+def arch_beside(source: Path) -> str:
+    """Returns the keys of the net, if the configuration of HRM or TRM lies beside their file: a net
+    with other cycles or positions has the same weights, and computes something else.
+    """
+    try:
+        arch = yaml.safe_load((source.parent / "all_config.yaml").read_text(encoding="utf-8"))[
+            "arch"
+        ]
+        net = arch.pop("name").partition("@")[0].rpartition(".")[2][:3]  # hrm.hrm_act_v1@Class
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+        return ""
+    if net not in ("hrm", "trm"):
+        return ""
+    keys = [f"arch.{key}={value}" for key, value in arch.items() if not isinstance(value, dict)]
+    return visible(" ".join([f"arch={net}", *keys]))
 
 
 def _averages(name: object, value: Any) -> Mapping[str, Any] | None:

@@ -116,9 +116,10 @@ def import_weights(source: Path, folder: Path, raw: bool = False) -> str:
     _refuse_existing(folder)
     weights, averaged = published.read(source, raw)
     values = _write_folder(folder, weights, {META: "{}\n"})
+    arch = published.arch_beside(source)
     return (
         f"{folder}: {'averaged ' * averaged}weights, {len(weights)} tensors, {values:,} values; use"
-        f" it as checkpoint={folder} or init_from={folder}"
+        f" it as checkpoint={folder} or init_from={folder}{arch and f' with {arch}'}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -149,6 +150,26 @@ def test_forks_of_trm_keep_averages_under_several_names(
         {key: trained(5), **held, "step": 50}, kind="averaged weights" if has_any else "weights"
     )
     assert_same(read, trained(5) | (averaged() if has_any else {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1", "arch=trm arch.L_cycles=4"),
+        ("hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1", "arch=hrm arch.L_cycles=4"),
+        ("recursive_reasoning.transformers_baseline@Model_ACTV2", ""),
+    ],
+)
+def test_keys_of_the_configuration_beside_it_are_told(
+    name: str, keys: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other cycles or positions fit the same weights."""
+    arch = {"L_cycles": 4, "loss": {"loss_type": "x"}, "name": name, "pos_encodings": "none"}
+    (tmp_path / "all_config.yaml").write_text(yaml.safe_dump({"arch": arch, "lr": 1e-4}))
+    torch.save(trained(5), tmp_path / "step_50")
+    said = told(capsys, "import", tmp_path / "step_50", tmp_path / "out")
+    expected = f" with {keys} arch.pos_encodings=none" if keys else ""
+    assert said.endswith(f"init_from={tmp_path}/out{expected}\n")
 
 
 def test_nothing_that_a_file_names_is_run(
