@@ -82,8 +82,13 @@ def read_json(path: Path, kind: TypeAdapter[T]) -> T:
     """Reads a JSON file of a kind. Raises ValueError for the first value that is wrong, OSError if
     it cannot be read.
     """
+    return parse_json(read_bytes(path, LARGEST_JSON), kind)
+
+
+def parse_json(text: bytes | str, kind: TypeAdapter[T]) -> T:
+    """Parses JSON of a kind. Raises ValueError for the first value that is wrong."""
     try:
-        return kind.validate_json(read_bytes(path, LARGEST_JSON), strict=True)
+        return kind.validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

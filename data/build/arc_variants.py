@@ -11,7 +11,7 @@ from hashlib import sha256
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from data.recursive.arc import CELLS, COLOURS, END, FIRST, SIDE, SWAPS, SYMMETRIES, VOCAB
+from data.recursive.arc import CELLS, COLOURS, FIRST, SIDE, SWAPS, SYMMETRIES, VOCAB, images
 from data.recursive.arc_tasks import Pair, Task
 from utils.noise import generator
 
@@ -57,20 +57,6 @@ def augmented(task: Task, num_aug: int, seed: int) -> Variants:
             break
     symmetry, colours = (np.array(part) for part in zip(*found.values(), strict=True))
     return Variants(task, imaged, symmetry, colours, shifts(task.training_pairs, symmetry, rng))
-
-
-def images(grid: np.ndarray) -> list[np.ndarray]:
-    """Returns the tokens of a grid under every symmetry, with end tokens."""
-    turned = []
-    for swap, row_back, column_back in SYMMETRIES:
-        image = grid[:: -1 if row_back else 1, :: -1 if column_back else 1]
-        image = image.T if swap else image
-        tokens = np.zeros((image.shape[0] + 1, image.shape[1] + 1), np.uint8)
-        tokens[:-1, :-1] = image
-        tokens[:-1, :-1] += FIRST
-        tokens[-1, :-1] = tokens[:-1, -1] = END
-        turned.append(tokens)
-    return turned
 
 
 def shifts(pairs: list[Pair], symmetry: np.ndarray, rng: np.random.Generator) -> np.ndarray:

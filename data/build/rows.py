@@ -60,17 +60,16 @@ def summary(
     sizes += [f"{len(boards[split][0])} {split}" for split in splits if split != "train"]
     side = round(trained.metadata.seq_len**0.5)
     counts = ", ".join(f"{size} {kind}" for size in sizes)
-    return f"{folder}: {counts}, {side}x{side}{leaks(boards)}"
-
-
-def leaks(boards: Mapping[str, Boards]) -> str:
-    """Returns notes on test and validation puzzles that are also trained on."""
     puzzles = {split: {row.tobytes() for row in part[0]} for split, part in boards.items()}
-    trained = puzzles.pop("train")
+    return f"{folder}: {counts}, {side}x{side}{leaks(puzzles)}"
+
+
+def leaks(puzzles: Mapping[str, set[Any]]) -> str:
+    """Returns notes on test and validation puzzles that are also trained on."""
     return "".join(
         f"; note: {shared:,} {split} puzzles are in the training set, too"
-        for split, rows in puzzles.items()
-        if (shared := len(rows & trained))
+        for split, kept in puzzles.items()
+        if split != "train" and (shared := len(kept & puzzles["train"]))
     )
 
 

@@ -48,6 +48,20 @@ IDENTIFIERS = "identifiers.json"
 NAMES_BY_ID = TypeAdapter(list[str])
 
 
+def images(grid: np.ndarray) -> list[np.ndarray]:
+    """Returns the tokens of a grid under every symmetry, with end tokens."""
+    turned = []
+    for swap, row_back, column_back in SYMMETRIES:
+        image = grid[:: -1 if row_back else 1, :: -1 if column_back else 1]
+        image = image.T if swap else image
+        tokens = np.zeros((image.shape[0] + 1, image.shape[1] + 1), np.uint8)
+        tokens[:-1, :-1] = image
+        tokens[:-1, :-1] += FIRST
+        tokens[-1, :-1] = tokens[:-1, -1] = END
+        turned.append(tokens)
+    return turned
+
+
 def origins(
     symmetry: np.ndarray, height: np.ndarray, width: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -23,14 +23,14 @@ T = TypeVar("T")
 Pair = tuple[np.ndarray, np.ndarray]  # grids of colours: what is given, and the answer
 
 
-def _rectangle(rows: list[list[int]]) -> list[list[int]]:
+def rectangle(rows: list[list[int]]) -> list[list[int]]:
     if len({*map(len, rows)}) > 1:
         raise ValueError("has rows of different lengths")
     return rows
 
 
 Row = Annotated[list[Annotated[int, Field(ge=0, lt=COLOURS)]], Field(min_length=1, max_length=SIDE)]
-Grid = Annotated[list[Row], Field(min_length=1, max_length=SIDE), AfterValidator(_rectangle)]
+Grid = Annotated[list[Row], Field(min_length=1, max_length=SIDE), AfterValidator(rectangle)]
 
 
 class _Asked(TypedDict):

@@ -19,7 +19,12 @@ Q, A = "123...1221434321", "1234341221434321"
 OTHER = A.translate(str.maketrans("12", "21"))
 PAIR: dict[str, object] = {"input": [[1, 2]], "output": [[3]]}
 TWIN = PAIR | {"input": [[0]]}
+LINE, GRIDS = json.dumps(PAIR), "--train {in}/a --test {in}/a"
 CSV, TEST, BYTES = "--input-dir {in}", "--test {in}", "--tokenizer bytes --input {in}"
+
+
+def line(**changes: object) -> str:
+    return json.dumps(PAIR | changes)
 
 
 def table(*rows: str) -> dict[str, str]:
@@ -75,6 +80,18 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("arc", TEST + "/x", {"x_challenges.json": "{}"}, "x_solutions.json"),
     ("arc", TEST + "/x", kaggle([[1] * 31], [[[1]]]), "x_challenges.json: b.test.0.input.0"),
     ("arc", TEST + "/x", kaggle([[1]], []), "task b has not 1 answers"),
+    ("grids", GRIDS, {}, "{in}/a"),
+    ("grids", GRIDS, {"a": ""}, "{in}/a: holds no examples"),
+    ("grids", GRIDS, {"a": f"{LINE}\n\n{{"}, "{in}/a: line 3: "),
+    ("grids", GRIDS, {"a": '{"input": [[1]]}'}, "{in}/a: line 1: output: Field required"),
+    ("grids", GRIDS, {"a": line(input=[[1, 250]])}, "{in}/a: line 1: input.0.1=250"),
+    ("grids", GRIDS, {"a": line(output=[[1, 2], [3]])}, "line 1: output=[[1, 2], [3]]: "),
+    ("grids", GRIDS, {"a": line(input=[[1]] * 31)}, "line 1: input="),
+    ("grids", GRIDS, {"a": f"{LINE}\n{line(puzzle='x')}"}, "{in}/a: line 2: has a puzzle"),
+    ("grids", GRIDS, {"a": f"{line(puzzle='x')}\n{LINE}"}, "{in}/a: line 2: lacks a puzzle"),
+    ("grids", GRIDS[:-1] + "b", {"a": line(puzzle="x"), "b": line(puzzle="y")}, "line 1: puzzle=y"),
+    ("grids", GRIDS + " --permute 250", {"a": LINE}, "--permute"),
+    ("grids", GRIDS + " --num-aug 3", {"a": LINE}, "--num-aug, --permute: mean nothing alone"),
     ("tokens", BYTES + "/none", {}, "{in}/none"),
     ("tokens", BYTES, {}, "{in}"),
     ("tokens", BYTES, {"a.txt": ""}, "no text is left"),
@@ -123,6 +140,7 @@ RECORDED = {
     "sudoku --size 9 --blanks 56 --min-guesses 1 --train 10 --test 4": "760b1e4fcc99a099",
     "maze --size 10 --min-path 16 --train 20 --test 8 --augment": "6dda0199b1664d8e",
     "arc --train {folder}/in --num-aug 9": "e0e0cc30d97cb1c4",
+    "grids --train {folder}/a --test {folder}/b --permute 1 2 3 --num-aug 4": "dd6b575aeb1676da",
     "tokens --input {folder}/in/task_a.json --tokenizer bytes": "4aa2805eb64c1aee",
 }
 
@@ -130,6 +148,8 @@ RECORDED = {
 @pytest.mark.parametrize("command", RECORDED)
 def test_builders_make_the_bytes_that_they_have_always_made(command: str, tmp_path: Path) -> None:
     write_folder(tmp_path / "in", "ab", 0)
+    (tmp_path / "a").write_text(f"{line(puzzle='x')}\n{line(puzzle='y', input=[[1], [2]])}\n")
+    (tmp_path / "b").write_text(line(puzzle="y"))
     folder = built(tmp_path / "out", *command.replace("{folder}", str(tmp_path)).split())
     content = b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
     assert hashlib.sha256(content).hexdigest()[:16] == RECORDED[command]

@@ -1,0 +1,199 @@
+"""Build a dataset of a task of one's own: a JSON line {"input": GRID, "output": GRID} for each
+example. Grids are lists of rows of numbers from 0 to 249, of any shapes up to 30x30.
+
+python -m data.build.grids --train train.jsonl --test test.jsonl --output-dir data/mine
+
+Lines with the same "puzzle": "NAME" are pairs of one puzzle. Nets learn an embedding of it, so each
+puzzle of the test needs training pairs. Without names, every line is a puzzle by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from data.build.common import Parser, new_folder, whole, write_puzzles
+from data.build.rows import leaks
+from data.recursive.arc import BLANK, FIRST, PAD, SYMMETRIES
+from data.recursive.grids import (
+    EXAMPLE,
+    GRIDS,
+    MOST_SYMBOLS,
+    Canvas,
+    Example,
+    canvas_for,
+    parsed,
+)
+from data.recursive.puzzle_files import Metadata, PuzzleSet, PuzzleSplit
+from utils.errors import ConfigError, brief, exit_status
+
+SPLITS = ("train", "test", "validation")
+SIDES: tuple[Literal["input", "output"], ...] = ("input", "output")
+
+Lines = dict[str, Example]  # by file and line
+Puzzles = dict[str, list[Example]]  # the pairs of each, by name, or by file and line
+
+
+def read(path: Path) -> Lines:
+    """Reads a file of examples."""
+    with path.open("rb") as file:
+        lines = {f"{path}: line {number}": line for number, line in enumerate(file, 1)}
+    examples = {
+        where: parsed(where, line, EXAMPLE) for where, line in lines.items() if line.strip()
+    }
+    if not examples:
+        raise ConfigError(f"{path}: holds no examples; write one a line")
+    return examples
+
+
+def by_puzzle(lines: Lines, trained: Puzzles | None, named: bool) -> Puzzles:
+    """Sorts the lines of a split by puzzle; `trained` are the puzzles of the training split."""
+    puzzles: Puzzles = {}
+    for where, example in lines.items():
+        if ("puzzle" in example) != named:
+            raise ConfigError(
+                f"{where}: {'lacks' if named else 'has'} a puzzle, unlike the first training pair;"
+                " name it in all lines or in none"
+            )
+        name = example.get("puzzle", where)
+        if named and trained is not None and name not in trained:
+            raise ConfigError(
+                f"{where}: puzzle={brief(name)} is in no training pair, from which to learn it; add"
+                " some"
+            )
+        puzzles.setdefault(name, []).append(example)
+    return puzzles
+
+
+def rows_of(pairs: list[Example], canvas: Canvas, turns: int, tables: np.ndarray) -> np.ndarray:
+    """Returns inputs and answers (2, images * pairs, cells) of a puzzle's images, one after the
+    other: under so many symmetries, and under the symbol maps of each.
+    """
+    turned = np.array([[canvas.images(pair[side])[:turns] for side in SIDES] for pair in pairs])
+    mapped = tables[:, turned]  # (maps, pairs, 2, turns, cells)
+    return mapped.transpose(2, 3, 0, 1, 4).reshape(2, -1, turned.shape[-1])
+
+
+def symbol_maps(count: int, permuted: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+    """Returns the token that each token becomes (1 + count, 256); first, all stay what they are."""
+    tables = np.tile(np.arange(256, dtype=np.uint8), (1 + count, 1))
+    tokens = np.array(sorted({*permuted}), np.uint8) + FIRST
+    tables[1:, tokens] = rng.permuted(np.tile(tokens, (count, 1)), axis=1)
+    return tables
+
+
+def make_split(
+    split: str, metadata: Metadata, puzzles: Puzzles, ids: Mapping[str, int], rows: list[np.ndarray]
+) -> PuzzleSplit:
+    """Makes a group of the images of each puzzle, given with its first id and its rows."""
+    pairs = np.array([len(part) for part in puzzles.values()])
+    copies = rows[0].shape[1] // pairs[0]
+    first = np.array([[ids.get(name, 0)] for name in puzzles], np.int32)
+    # only named puzzles have ids
+    identifiers = first + (np.arange(copies, dtype=np.int32) if ids else np.zeros(copies, np.int32))
+    inputs, labels = np.concatenate(rows, axis=1)
+    puzzle_set = PuzzleSet(
+        inputs=inputs,
+        labels=labels,
+        puzzle_identifiers=identifiers.reshape(-1),
+        puzzle_indices=np.cumsum([0, *np.repeat(pairs, copies)]),
+        group_indices=np.arange(0, identifiers.size + 1, copies),
+    )
+    return PuzzleSplit(split, metadata, {"all": puzzle_set})
+
+
+def build(options: argparse.Namespace) -> str:
+    """Makes the dataset, and returns a line about it."""
+    if bool(options.num_aug) != bool(options.permute):
+        raise ConfigError("--num-aug, --permute: mean nothing alone; give both or neither")
+    with new_folder(options.output_dir) as folder:
+        lines = {split: read(path) for split in SPLITS if (path := getattr(options, split))}
+        named = "puzzle" in next(iter(lines["train"].values()))
+        puzzles: dict[str, Puzzles] = {}
+        for split in lines:
+            puzzles[split] = by_puzzle(lines[split], puzzles.get("train"), named)
+
+        # the canvas and the tokens of all grids
+        examples = [example for part in lines.values() for example in part.values()]
+        grids = [pair[side] for pair in examples for side in SIDES]
+        shapes = {(len(grid), len(grid[0])) for grid in grids}
+        canvas = canvas_for(shapes | {shape[::-1] for shape in shapes if options.augment})
+        symbols = 1 + max([*options.permute, *(max(map(max, grid)) for grid in grids)])
+
+        # every image of a named puzzle is a puzzle with an id of its own
+        turns, num_aug = len(SYMMETRIES) if options.augment else 1, options.num_aug
+        copies = turns * (1 + num_aug)
+        names, ids = [BLANK], {}
+        for name in puzzles["train"] if named else ():
+            ids[name] = len(names)
+            names += [name, *(f"{name}|||{image}" for image in range(1, copies))]
+        metadata = Metadata(
+            pad_id=PAD,
+            ignore_label_id=PAD,
+            blank_identifier_id=0,
+            vocab_size=FIRST + symbols,
+            seq_len=canvas.rows * canvas.columns,
+            num_puzzle_identifiers=len(names),
+            sets=("all",),
+        )
+
+        rng, splits = np.random.default_rng(options.seed), {}
+        for split, part in puzzles.items():
+            rows = [
+                rows_of(pairs, canvas, turns, symbol_maps(num_aug, options.permute, rng))
+                for pairs in part.values()
+            ]
+            splits[split] = make_split(split, metadata, part, ids, rows)
+            turns, num_aug = 1, 0  # only training puzzles have images, and come first
+        write_puzzles(folder, splits, names)
+        (folder / GRIDS).write_text(json.dumps(asdict(canvas)))
+    kept = {split: {*map(str, part.values())} for split, part in lines.items()}
+    examples_of = {split: len(made.sets["all"].inputs) for split, made in splits.items()}
+    trained = f"{examples_of.pop('train')} training examples of {len(puzzles['train'])} puzzles"
+    evaluated = "".join(f", {count} {split} examples" for split, count in examples_of.items())
+    size = f"{canvas.rows}x{canvas.columns}, {symbols} symbols"
+    return f"{options.output_dir}: {trained}{evaluated}, {size}{leaks(kept)}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    options = Parser("grids", __doc__)
+    for split in SPLITS:
+        options.add_argument(
+            f"--{split}", required=split != "validation", type=Path, metavar="FILE"
+        )
+    options.add_argument(
+        "--augment", action="store_true", help="training puzzles in all eight turns and reflections"
+    )
+    options.add_argument(
+        "--permute",
+        nargs="+",
+        type=whole(0, MOST_SYMBOLS - 1),
+        default=[],
+        metavar="SYMBOL",
+        help="symbols that may change places",
+    )
+    options.add_argument(
+        "--num-aug",
+        type=whole(0),
+        default=0,
+        help="images of every training puzzle, turned or not, by permuted symbols",
+    )
+    options.add_argument("--seed", type=whole(0), default=0)
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0, or 2 and one line about what is wrong."""
+    return exit_status(lambda: build(parser().parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

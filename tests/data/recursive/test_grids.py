@@ -1,0 +1,127 @@
+"""Tasks of one's own: what the builder makes of JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contract import IGNORE
+from data.recursive.arc import END, FIRST, PAD
+from tests.data.helpers import built, everything, files
+from tests.data.recursive.helpers import source
+
+Grid = list[list[int]]
+
+
+def write(path: Path, pairs: list[tuple[Grid, Grid]], **more: Any) -> Path:
+    """A file of these examples."""
+    lines = [json.dumps(more | {"input": grid, "output": answer}) for grid, answer in pairs]
+    path.write_text("\n".join([*lines, ""]))
+    return path
+
+
+def random_pairs(count: int, rows: int, columns: int, seed: int = 0) -> list[tuple[Grid, Grid]]:
+    """Random grids of symbols 0 to 3, and answers that have them upside down."""
+    rng = np.random.default_rng(seed)
+    grids = rng.integers(0, 4, (count, rows, columns)).tolist()
+    return [(grid, grid[::-1]) for grid in grids]
+
+
+def arrays(folder: Path, split: str = "train") -> dict[str, np.ndarray]:
+    return {path.name[5:-4]: np.load(path) for path in (folder / split).glob("*.npy")}
+
+
+def test_grids_of_one_shape_are_not_padded(tmp_path: Path) -> None:
+    train, test = (random_pairs(count, 3, 5, count) for count in (20, 6))
+    lines = "--train", write(tmp_path / "a", train), "--test", write(tmp_path / "b", test)
+    folder = built(tmp_path / "out", "grids", *lines)
+    for split, pairs in (("train", train), ("test", test)):
+        found = arrays(folder, split)
+        for name, side in (("inputs", 0), ("labels", 1)):
+            expected = np.array([pair[side] for pair in pairs]).reshape(-1, 15) + FIRST
+            assert found[name].tolist() == expected.tolist()
+        assert not found["puzzle_identifiers"].any()
+    made = source(folder)
+    assert (made.spec.seq_len, made.spec.vocab_size, made.spec.table_rows) == (15, 6, 1)
+    assert files(folder) == files(built(tmp_path / "again", "grids", *lines))
+
+
+def test_other_grids_lie_on_a_square_canvas_with_end_tokens(tmp_path: Path) -> None:
+    small, large = ([[1, 2]], [[3], [0]]), ([[0, 0, 9]], [[4]])
+    lines = write(tmp_path / "a", [small]), write(tmp_path / "b", [large])
+    folder = built(tmp_path / "out", "grids", "--train", lines[0], "--test", lines[1])
+    train, test = arrays(folder), arrays(folder, "test")
+    e, p = END, PAD
+    assert train["inputs"].tolist() == [[3, 4, e, e, e, p, p, p, p]]
+    assert train["labels"].tolist() == [[5, e, p, 2, e, p, e, p, p]]
+    assert test["inputs"].tolist() == [[2, 2, 11, e, e, e, p, p, p]]
+    made = source(folder, global_batch_size=2)
+    assert (everything(made.eval_sets()["all"])["labels"] == IGNORE).sum() == 6
+
+
+def cells(*grids: Grid) -> tuple[int, ...]:
+    """The cells of these grids, one after the other."""
+    return tuple(cell for grid in grids for row in grid for cell in row)
+
+
+def turned(grid: Grid) -> list[Grid]:
+    """All eight images, in any order."""
+    flipped = [np.array(grid), np.array(grid)[::-1]]
+    return [np.rot90(one, turns).tolist() for one in flipped for turns in range(4)]
+
+
+def test_symmetries_move_inputs_and_answers_together(tmp_path: Path) -> None:
+    pairs = random_pairs(4, 3, 3)
+    lines = write(tmp_path / "a", pairs), write(tmp_path / "b", pairs[:1])
+    options = "--augment", "--permute", 1, 3, "--num-aug", 40, "--seed", 1
+    folder = built(tmp_path / "out", "grids", "--train", lines[0], "--test", lines[1], *options)
+    found = arrays(folder)
+    assert len(arrays(folder, "test")["inputs"]) == 1
+    assert found["group_indices"].tolist() == [0, 328, 656, 984, 1312]
+    rows = np.concatenate([found["inputs"], found["labels"]], 1) - FIRST
+    for number, pair in enumerate(pairs):
+        swapped = [np.array([0, 3, 2, 1])[np.array(grid)].tolist() for grid in pair]
+        expected = set()
+        for grid, answer in (pair, swapped):
+            images = zip(turned(grid), turned(answer), strict=True)
+            expected |= {cells(*both) for both in images}
+        group = rows[328 * number : 328 * (number + 1)]
+        assert tuple(group[0]) == cells(*pair), "the puzzle itself comes first"
+        assert {tuple(row) for row in group.tolist()} == expected
+
+
+def test_a_named_puzzle_has_ids_for_itself_and_its_images(tmp_path: Path) -> None:
+    one, other = random_pairs(3, 2, 2, 1), random_pairs(2, 2, 2, 2)
+    text = write(tmp_path / "a", one[:2], puzzle="one").read_text()
+    text += write(tmp_path / "a", other, puzzle="two").read_text()
+    text += write(tmp_path / "a", one[2:], puzzle="one").read_text()
+    (tmp_path / "a").write_text(text)
+    test = write(tmp_path / "b", random_pairs(1, 2, 2, 3), puzzle="two")
+    folder = built(
+        tmp_path / "out", "grids", "--augment", "--train", tmp_path / "a", "--test", test
+    )
+    names = json.loads((folder / "identifiers.json").read_text())
+    assert (len(names), names[1], names[9]) == (17, "one", "two")
+    assert arrays(folder, "test")["puzzle_identifiers"].tolist() == [9]
+    found = arrays(folder)
+    assert found["puzzle_identifiers"].tolist() == list(range(1, 17))
+    assert np.diff(found["puzzle_indices"]).tolist() == [3] * 8 + [2] * 8
+    for first, pairs in ((0, one), (24, other)):  # a puzzle before its images, its pairs together
+        rows = found["inputs"][first : first + len(pairs)] - FIRST
+        assert [*map(tuple, rows)] == [cells(grid) for grid, _ in pairs]
+    assert source(folder).spec.table_rows == 17
+
+
+def test_pairs_that_are_trained_on_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = random_pairs(5, 3, 3)
+    lines = "--train", write(tmp_path / "a", pairs), "--test", write(tmp_path / "b", pairs[3:])
+    folder = built(tmp_path / "out", "grids", *lines, "--validation", tmp_path / "b")
+    said = "3x3, 4 symbols; note: 2 test puzzles are in the training set, too; note: 2 validation"
+    assert said in capsys.readouterr().out
+    assert len(source(folder, eval_split="validation").eval_sets()["all"]) == 2
