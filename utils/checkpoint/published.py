@@ -48,7 +48,7 @@ def read(source: Path, raw: bool) -> tuple[dict[str, Tensor], bool]:
     weights = _by_our_names(source, found or {})
     if held is None:
         return weights, False
-    # an average has no buffers, and some keep their rate beside the tensors
+    # buffers have none, and some keep their rate beside the tensors
     tensors = {name: value for name, value in held.items() if hasattr(value, "dtype")}
     averages = _by_our_names(source, tensors)
     if not averages or (weights and averages.keys() - weights.keys()):
@@ -63,10 +63,9 @@ def arch_beside(source: Path) -> str:
     """Returns the keys of the net, if the configuration of HRM or TRM lies beside their file: a net
     with other cycles or positions has the same weights, and computes something else.
     """
+    beside = source.parent / "all_config.yaml"
     try:
-        arch = yaml.safe_load((source.parent / "all_config.yaml").read_text(encoding="utf-8"))[
-            "arch"
-        ]
+        arch = yaml.safe_load(beside.read_text(encoding="utf-8"))["arch"]
         net = arch.pop("name").partition("@")[0].rpartition(".")[2][:3]  # hrm.hrm_act_v1@Class
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError):
         return ""
@@ -77,10 +76,10 @@ def arch_beside(source: Path) -> str:
 
 
 def _averages(name: object, value: Any) -> Mapping[str, Any] | None:
-    """Returns what an entry of a file averages; None if it is something else."""
-    if "ema" not in str(name).split("_") or not isinstance(value, dict):
+    """Returns the averages in an entry of a file; None if it is something else."""
+    if "ema" not in str(name).split("_") or not isinstance(value, dict | StandIn):
         return None
-    return value.get("shadow", value)
+    return value.get("shadow", value) if isinstance(value, dict) else {"": value}
 
 
 def _by_our_names(source: Path, published: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -199,6 +199,10 @@ class Blocked:
             "its averages have other names than its weights; import --raw",
         ),
         (
+            {"model": {"a": torch.ones(1)}, "ema": Harmful()},
+            "its averages have other names than its weights; import --raw",
+        ),
+        (
             {"model": {"a": torch.ones(1)}, "ema": {"b": torch.ones(1)}},
             "its averages have other names than its weights; import --raw",
         ),
