@@ -136,7 +136,7 @@ def test_eqr_is_evaluated_with_its_averages(imported: Import) -> None:
         {"ema": averaged()},
         {"ema_shadow": averaged()},
         {"ema_model_state_dict": trained(5) | averaged()},
-        {"model_ema": trained(5) | averaged(), "schema": {"version": 1}},
+        {"schema": {"version": 1}, "model_ema": trained(5) | averaged()},
         {"ema": averaged() | {"decay": 0.999}},
         {"ema": None},
     ],
