@@ -364,9 +364,14 @@ class SwiGLU(nn.Module):
 
     def _gated(self, both: Tensor) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
-        if self.norm_eps is None:
-            return F.silu(gate) * up
-        return torch.sigmoid(gate) * rms_norm(gate * up, self.norm_eps)
+        return gated(gate, up, self.norm_eps)
+
+
+def gated(gate: Tensor, up: Tensor, norm_eps: float | None) -> Tensor:
+    """Multiplies by SiLU gates; with `norm_eps`, as `SwiGLU` says."""
+    if norm_eps is None:
+        return F.silu(gate) * up
+    return torch.sigmoid(gate) * rms_norm(gate * up, norm_eps)
 
 
 class PreNormBlock(nn.Module):

@@ -30,7 +30,7 @@ from contract import (
 from models.interval import Interval
 from models.layers import widen
 from models.recursive.answering import answers_by_step
-from models.recursive.recursion import RecursiveNet, State, disturbed, where_slots
+from models.recursive.recursion import RecursiveNet, State, where_slots
 from models.recursive.thinking import ByStep, ThinkingSteps
 
 
@@ -81,7 +81,7 @@ class ActObjective(Objective):
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
         weights = self.model.weights_in_dtype()  # once for both passes of HRM
         inputs = carry.batch["inputs"]
-        state = disturbed(carry.state, ctx.noise, self.model.sizes.path_noise)
+        state = self.model.disturbed(carry.state, ctx.noise, self.model.sizes.path_noise)
         state, logits_BTV, q_B2 = self.model(state, inputs, rows, weights)
 
         # the slots that halt now begin the next step with other puzzles
@@ -123,9 +123,8 @@ class ActObjective(Objective):
     def _refill(self, carry: ActCarry, batch: Batch, noise: Noise) -> ActCarry:
         """Gives slots that halted a puzzle of the new batch and a fresh state."""
         halted = carry.halted
-        fresh_H, fresh_L = self.model.fresh_state(noise, *batch["inputs"].shape)
-        z_H, z_L = carry.state
-        state = where_slots(halted, fresh_H, z_H), where_slots(halted, fresh_L, z_L)
+        fresh = self.model.fresh_state(noise, *batch["inputs"].shape)
+        state = tuple(where_slots(halted, *pair) for pair in zip(fresh, carry.state, strict=True))
         steps = torch.where(halted, 0, carry.steps)
         return ActCarry(state, steps, halted, _current_puzzles(carry, batch, batch))
 

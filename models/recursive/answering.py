@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from contract import Batch, Noise
-from models.recursive.recursion import RecursiveNet, State, disturbed
+from models.recursive.recursion import RecursiveNet, State
 
 # each batch size is compiled separately, so there are few sizes, each half of the one before
 HALVINGS = 3
@@ -75,7 +75,7 @@ class Chains:
         chain that answers for each puzzle.
         """
         sizes, before = self._model.sizes, self._state
-        start = disturbed(before, self._noise(step), sizes.eval_noise)
+        start = self._model.disturbed(before, self._noise(step), sizes.eval_noise)
         self._state, logits_CTV, q_C2 = self._model(
             start, self._inputs_CT, self._rows_CP, self._weights
         )
@@ -95,7 +95,7 @@ class Chains:
         self._keys_N = [self._keys_N[row] for row in stay_N.tolist()]
         self._inputs_CT = self._inputs_CT[stay_C]
         self._rows_CP = None if self._rows_CP is None else self._rows_CP[stay_C]
-        self._state = self._state[0][stay_C], self._state[1][stay_C]
+        self._state = tuple(z[stay_C] for z in self._state)
 
     def _noise(self, step: int) -> Noise:
         return Noise(0, step, self._keys_N, self._inputs_CT.device)
@@ -103,10 +103,11 @@ class Chains:
 
 def _change(before: State, after: State) -> Tensor:
     """Returns the square of the distance between the states of each chain."""
-    z_H, z_L = (
-        (new - old).float().square().sum((1, 2)) for old, new in zip(before, after, strict=True)
+    changes = (
+        (new - old).float().square().flatten(1).sum(1)
+        for new, old in zip(before, after, strict=True)
     )
-    return z_H + z_L
+    return torch.stack(tuple(changes)).sum(0)
 
 
 def _rows_to_keep(going_N: Tensor, puzzles: int, compiled: bool) -> Tensor:

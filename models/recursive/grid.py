@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from contract import Spec
 from models.layers import Embedding, Linear, gated_width, rms_norm, widen
-from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
+from models.recursive.recursion import RecursiveNet, State
+from models.recursive.sequence import SequenceInner, SequenceSizes
 from utils.errors import ConfigError
 
 UNREACHED = -1e4  # the value of a cell that no reward has reached, and of those beyond the edge
@@ -42,7 +43,7 @@ class GridBlock(nn.Module):
         return rms_norm(z_BSSD + self.down_proj(F.silu(gate) * up), self.eps)
 
 
-class GridInner(Inner):
+class GridInner(SequenceInner):
     """The scratchpad z_L holds values: a cell's value is its reward, or its best neighbour's value
     less the cost of the cell. Rewards and costs are learned for each token and channel. A
     convolution that sees how the values rise and fall around each cell refines the answer z_H.
@@ -52,7 +53,7 @@ class GridInner(Inner):
     number of the answer's cells in each channel.
     """
 
-    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+    def __init__(self, sizes: SequenceSizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
         self.side = math.isqrt(spec.seq_len)
         if self.side**2 != spec.seq_len:
@@ -77,8 +78,9 @@ class GridInner(Inner):
         self.L_init.fill_(UNREACHED)
 
     def forward(
-        self, z_H: Tensor, z_L: Tensor, tokens_BT: Tensor, puzzle_BP: Tensor | None
+        self, state: State, tokens_BT: Tensor, puzzle_BP: Tensor | None
     ) -> tuple[State, Tensor, Tensor]:
+        z_H, z_L = state
         grid_BSS = tokens_BT.unflatten(1, (self.side, self.side))
         z_BSSD, value_BSSD = (z[:, 1:].unflatten(1, (self.side, self.side)) for z in (z_H, z_L))
         value_BSSD = self.values(widen(value_BSSD), grid_BSS)
@@ -90,11 +92,11 @@ class GridInner(Inner):
         z_BLD, value_BLD = z_BSSD.flatten(1, 2), value_BSSD.detach().flatten(1, 2)
         # halting costs far more than cells do at first, so its gradients must not reach the state
         largest_BD = z_BLD.detach().amax(1)
-        state = (
+        new = (
             torch.cat((largest_BD[:, None], z_BLD.detach()), 1),
             torch.cat((widen(z_L[:, :1]), value_BLD), 1),
         )
-        return state, self.lm_head(z_BLD), self.q_head.wide(largest_BD)
+        return new, self.lm_head(z_BLD), self.q_head.wide(largest_BD)
 
     def values(self, value_BSSD: Tensor, grid_BSS: Tensor) -> Tensor:
         """Iterates the values in float32 at least: half precision cannot count the steps."""
@@ -117,7 +119,7 @@ class GridInner(Inner):
 class Grid(RecursiveNet):
     """Value iteration and a recurrent convolution, trained like TRM."""
 
-    def __init__(self, spec: Spec, keys: Sizes) -> None:
+    def __init__(self, spec: Spec, keys: SequenceSizes) -> None:
         super().__init__(GridInner(keys, spec))
 
 

@@ -9,20 +9,21 @@ from torch import Tensor
 
 from contract import Spec
 from models.layers import CosSin, Layers
-from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
+from models.recursive.recursion import RecursiveNet, State
+from models.recursive.sequence import SequenceInner, SequenceSizes
 
 
-class HRMSizes(Sizes):
+class HRMSizes(SequenceSizes):
     H_layers: Layers
     """Of the high level"""
 
 
-class HRMInner(Inner):
+class HRMInner(SequenceInner):
     """H_cycles × (L_cycles low passes, one high pass). Only the last pass of each level has
     gradients.
     """
 
-    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+    def __init__(self, sizes: SequenceSizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
         self.H_level = self.level(sizes.H_layers)
         self.L_level = self.level(sizes.L_layers)

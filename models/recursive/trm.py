@@ -9,15 +9,16 @@ from torch import Tensor
 
 from contract import Spec
 from models.layers import CosSin
-from models.recursive.recursion import Inner, RecursiveNet, Sizes, State
+from models.recursive.recursion import RecursiveNet, State
+from models.recursive.sequence import SequenceInner, SequenceSizes
 
 
-class TRMInner(Inner):
+class TRMInner(SequenceInner):
     """Refines the scratchpad z_L several times, then the answer z_H once, in each round. Only the
     last round has gradients.
     """
 
-    def __init__(self, sizes: Sizes, spec: Spec) -> None:
+    def __init__(self, sizes: SequenceSizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
         self.L_level = self.level(sizes.L_layers)
 
@@ -39,5 +40,5 @@ class TRMInner(Inner):
 class TRM(RecursiveNet):
     """TRM with attention, or with token-mixing MLPs (`mlp_t`)."""
 
-    def __init__(self, spec: Spec, keys: Sizes) -> None:
+    def __init__(self, spec: Spec, keys: SequenceSizes) -> None:
         super().__init__(TRMInner(keys, spec))

@@ -81,6 +81,11 @@ LINES = {
         "arch.L_cycles=3",
         *(each for each in TINY_TRM[1:] if not each.startswith(("arch", "puzzle_emb"))),
     ],
+    "symbols puzzles": [
+        "arch=symbols",
+        "arch.hidden_size=8",
+        *(each for each in TINY_TRM[1:] if not each.startswith(("arch", "puzzle_emb"))),
+    ],
     "sudoku puzzles": TINY_SUDOKU,
     "cnn digits": TINY_CNN,
     "cnn mnist": [*TINY_CNN, "data=mnist", "data_path={mnist}"],

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from contract import IGNORE, Noise, Spec
 from models.layers import SwiGLU, gated_width, rotate
 from models.recursive.act import LOSSES, ActObjective
-from models.recursive.recursion import GridRotaryEmbedding
+from models.recursive.sequence import GridRotaryEmbedding
 from tests.making import make_objective
 from tests.models.recursive.slots import rows_of, steps
 from utils.errors import ConfigError
@@ -144,7 +144,7 @@ def test_puzzles_begin_in_drawn_states_and_keep_a_share_of_them() -> None:
     ]
     puzzles = second.carry.batch
     rows = objective.model.puzzle_rows(puzzles["puzzle_identifiers"])
-    after, _, _ = objective.model.inner(*start, puzzles["inputs"], rows)
+    after, _, _ = objective.model.inner(start, puzzles["inputs"], rows)
     for old, new, got in zip(start, after, second.carry.state, strict=True):
         assert_close(got, 0.25 * old + 0.75 * new, rtol=1e-4, atol=1e-4)
 

@@ -56,7 +56,7 @@ def test_a_puzzle_that_leaves_early_has_the_answer_that_it_has_alone(
     net, batch = objective(name, eval_halt=True), batch_of(40)
     net.model.compiled = compiled  # which keeps fewer sizes of batches
     seen = []
-    net.model.inner.register_forward_pre_hook(lambda module, given: seen.append(len(given[0])))
+    net.model.inner.register_forward_pre_hook(lambda module, given: seen.append(len(given[1])))
     prediction = net.predict(batch)
     sizes = [*seen]
     expected = [alone(net.model, rows_of(batch, [row]), name != "trm") for row in range(40)]

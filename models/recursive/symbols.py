@@ -1,0 +1,159 @@
+"""A recursive net that treats all symbols of a puzzle alike, as SE-RRM does (arXiv 2603.02193).
+
+A cell has a field of state for each symbol, the digits of a Sudoku for example, and all fields
+share their weights. So a puzzle with other symbols in the same places gets the same answer in those
+symbols, and no puzzle needs to be shown with its digits permuted. No rule of Sudoku is wired in:
+which cells have to do with each other is learned.
+"""
+
+# B batch, T cells, N symbols, V vocabulary, D width, F hidden width, H heads, K head width
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from contract import Spec
+from models.layers import Embedding, Linear, gated, gated_width, lecun_normal, rms_norm
+from models.recursive.recursion import Inner, Level, RecursiveNet, Sizes, State
+from utils.errors import ConfigError
+
+
+class SymbolSizes(Sizes):
+    num_heads: PositiveInt
+    """Ways in which cells hear other cells"""
+    symbols: PositiveInt | None
+    """So many tokens, the last of the vocabulary, are interchangeable; null: the digits of a
+    Sudoku
+    """
+
+    def check(self) -> None:
+        super().check()
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"arch.hidden_size={self.hidden_size} is not a multiple of"
+                f" arch.num_heads={self.num_heads}"
+            )
+
+
+class GridMixer(nn.Module):
+    """Sums messages over the grid, each head in its own way: its weights are learned for each pair
+    of rows and each pair of columns, and that of two cells is the product of both. A row, a column
+    or a box can be such a sum.
+    """
+
+    def __init__(self, width: int, heads: int, side: int) -> None:
+        super().__init__()
+        self.message_proj = Linear(width, width)
+        # small at first: a cell hears little of the others until it is known which matter
+        std = 0.5 * side**-0.5
+        self.rows = nn.Parameter(lecun_normal(heads, side, side, std=std))
+        self.columns = nn.Parameter(lecun_normal(heads, side, side, std=std))
+
+    def forward(self, x_BTND: Tensor) -> Tensor:
+        message_BTND = F.gelu(self.message_proj(x_BTND), approximate="tanh")
+        heads, cells = len(self.rows), x_BTND.shape[1]
+        weight_HTT = torch.einsum("hij,hkl->hikjl", self.rows, self.columns)
+        weight_HTT = weight_HTT.reshape(heads, cells, cells).to(x_BTND.dtype)
+        message_BHTNK = message_BTND.unflatten(-1, (heads, -1)).permute(0, 3, 1, 2, 4)
+        mixed_BHTX = weight_HTT @ message_BHTNK.flatten(3)
+        mixed_BHTNK = mixed_BHTX.unflatten(-1, message_BHTNK.shape[3:])
+        return mixed_BHTNK.permute(0, 2, 3, 1, 4).flatten(3)
+
+
+class SymbolBlock(nn.Module):
+    """A gated MLP whose gates also hear the same field of other cells, and the mean of all fields
+    of their own cell.
+    """
+
+    def __init__(self, sizes: SymbolSizes, side: int) -> None:
+        super().__init__()
+        width, self.eps = sizes.hidden_size, sizes.rms_norm_eps
+        hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
+        self.norm_eps = self.eps if sizes.mlp_norm else None
+        self.mixer = GridMixer(width, sizes.num_heads, side)
+        self.cells_proj = Linear(width, hidden)
+        self.symbols_proj = Linear(width, hidden)
+        self.gate_up_proj = Linear(width, 2 * hidden)
+        self.down_proj = Linear(hidden, width)
+
+    def forward(self, x_BTND: Tensor) -> Tensor:
+        gate_BTNF, up_BTNF = self.gate_up_proj(x_BTND).chunk(2, dim=-1)
+        gate_BTNF = gate_BTNF + self.cells_proj(self.mixer(x_BTND))
+        gate_BTNF = gate_BTNF + self.symbols_proj(x_BTND.mean(2, keepdim=True))
+        return rms_norm(x_BTND + self.down_proj(gated(gate_BTNF, up_BTNF, self.norm_eps)), self.eps)
+
+
+class SymbolInner(Inner):
+    """One state, which goes `L_cycles` times through the blocks in each of `H_cycles` rounds, each
+    time with the puzzle added; only the last round has gradients.
+    """
+
+    z_init: Tensor
+    sizes: SymbolSizes
+
+    def __init__(self, sizes: SymbolSizes, spec: Spec) -> None:
+        super().__init__(sizes)
+        side, width = math.isqrt(spec.seq_len), sizes.hidden_size
+        self.symbols = sizes.symbols or side
+        self.others = spec.vocab_size - self.symbols
+        if side * side != spec.seq_len:
+            raise ConfigError(
+                f"arch=symbols solves square puzzles, and {spec.name} has {spec.seq_len} cells;"
+                " use another arch"
+            )
+        if self.others < 1 or (not sizes.symbols and self.others != 2):
+            raise ConfigError(
+                f"arch.symbols={sizes.symbols}: {spec.name} has {spec.vocab_size} tokens for"
+                f" {side} × {side} cells, so its symbols are not the digits of a Sudoku; say how"
+                " many tokens, the last of the vocabulary, are interchangeable, or use another arch"
+            )
+        # what a field sees of its cell: another token, another symbol, or its own
+        self.embed_tokens = Embedding(self.others + 2, width, width**-0.5)
+        self.lm_head = Linear(width, 1 + self.others)
+        self.vote_proj = Linear(width, 2 * width)
+        self.q_head = Linear(2 * width, 2, bias=True)
+        with torch.no_grad():  # at first, the net almost never halts, which bootstraps faster
+            self.q_head.weight.zero_()
+            self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
+        self.level = Level([SymbolBlock(sizes, side) for _ in range(sizes.L_layers)])
+        self.register_buffer("z_init", lecun_normal(width, std=1.0))
+
+    def starts(self) -> dict[str, Tensor]:
+        return {"z": self.z_init}
+
+    def state_shape(self, slots: int, tokens: int) -> tuple[int, ...]:
+        return slots, tokens, self.symbols, self.sizes.hidden_size
+
+    def forward(
+        self, state: State, tokens_BT: Tensor, puzzle_BP: Tensor | None
+    ) -> tuple[State, Tensor, Tensor]:
+        (z_BTND,), x_BTND = state, self.embed(tokens_BT)
+        with torch.no_grad():
+            for _ in range((self.sizes.H_cycles - 1) * self.sizes.L_cycles):
+                z_BTND = self.level(z_BTND, x_BTND)
+        for _ in range(self.sizes.L_cycles):
+            z_BTND = self.level(z_BTND, x_BTND)
+        own_BTN, others_BTN = self.lm_head(z_BTND).split((1, self.others), -1)
+        logits_BTV = torch.cat((others_BTN.mean(2), own_BTN[..., 0]), -1)
+        votes_BF = F.gelu(self.vote_proj(z_BTND), approximate="tanh").mean((1, 2))
+        return (z_BTND.detach(),), logits_BTV, self.q_head.wide(votes_BF)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Returns what each field sees of its cell."""
+        symbols_N = torch.arange(self.symbols, device=tokens_BT.device) + self.others
+        token_BT1 = tokens_BT[..., None]
+        symbol_BTN = self.others + (token_BT1 == symbols_N).to(token_BT1.dtype)
+        seen_BTN = torch.where(token_BT1 < self.others, token_BT1, symbol_BTN)
+        return math.sqrt(self.sizes.hidden_size) * self.embed_tokens(seen_BTN)
+
+
+class SymbolNet(RecursiveNet):
+    """A field of state for each symbol."""
+
+    def __init__(self, spec: Spec, keys: SymbolSizes) -> None:
+        super().__init__(SymbolInner(keys, spec))
