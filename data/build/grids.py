@@ -26,10 +26,10 @@ from data.recursive.grids import (
     EXAMPLE,
     GRIDS,
     MOST_SYMBOLS,
-    Canvas,
     Example,
-    canvas_for,
+    Task,
     parsed,
+    task_for,
 )
 from data.recursive.puzzle_files import Metadata, PuzzleSet, PuzzleSplit
 from utils.errors import ConfigError, brief, exit_status
@@ -72,11 +72,11 @@ def by_puzzle(lines: Lines, trained: Puzzles | None, named: bool) -> Puzzles:
     return puzzles
 
 
-def rows_of(pairs: list[Example], canvas: Canvas, turns: int, tables: np.ndarray) -> np.ndarray:
+def rows_of(pairs: list[Example], task: Task, turns: int, tables: np.ndarray) -> np.ndarray:
     """Returns inputs and answers (2, images * pairs, cells) of a puzzle's images, one after the
     other: under so many symmetries, and under the symbol maps of each.
     """
-    turned = np.array([[canvas.images(pair[side])[:turns] for side in SIDES] for pair in pairs])
+    turned = np.array([[task.images(pair[side])[:turns] for side in SIDES] for pair in pairs])
     mapped = tables[:, turned]  # (maps, pairs, 2, turns, cells)
     return mapped.transpose(2, 3, 0, 1, 4).reshape(2, -1, turned.shape[-1])
 
@@ -95,9 +95,10 @@ def make_split(
     """Makes a group of the images of each puzzle, given with its first id and its rows."""
     pairs = np.array([len(part) for part in puzzles.values()])
     copies = rows[0].shape[1] // pairs[0]
-    first = np.array([[ids.get(name, 0)] for name in puzzles], np.int32)
-    # only named puzzles have ids
-    identifiers = first + (np.arange(copies, dtype=np.int32) if ids else np.zeros(copies, np.int32))
+    if BLANK in ids:
+        identifiers = np.zeros(len(pairs) * copies, np.int32)
+    else:
+        identifiers = np.array([range(ids[name], ids[name] + copies) for name in puzzles], np.int32)
     inputs, labels = np.concatenate(rows, axis=1)
     puzzle_set = PuzzleSet(
         inputs=inputs,
@@ -120,26 +121,26 @@ def build(options: argparse.Namespace) -> str:
         for split in lines:
             puzzles[split] = by_puzzle(lines[split], puzzles.get("train"), named)
 
-        # the canvas and the tokens of all grids
-        examples = [example for part in lines.values() for example in part.values()]
-        grids = [pair[side] for pair in examples for side in SIDES]
-        shapes = {(len(grid), len(grid[0])) for grid in grids}
-        canvas = canvas_for(shapes | {shape[::-1] for shape in shapes if options.augment})
-        symbols = 1 + max([*options.permute, *(max(map(max, grid)) for grid in grids)])
-
         # every image of a named puzzle is a puzzle with an id of its own
         turns, num_aug = len(SYMMETRIES) if options.augment else 1, options.num_aug
         copies = turns * (1 + num_aug)
-        names, ids = [BLANK], {}
+        names, ids = [BLANK], {} if named else {BLANK: 0}
         for name in puzzles["train"] if named else ():
             ids[name] = len(names)
             names += [name, *(f"{name}|||{image}" for image in range(1, copies))]
+
+        examples = [example for part in lines.values() for example in part.values()]
+        grids = [pair[side] for pair in examples for side in SIDES]
+        shapes = {(len(grid), len(grid[0])) for grid in grids}
+        shapes |= {(columns, rows) for rows, columns in shapes if options.augment}
+        symbols = 1 + max([*options.permute, *(max(map(max, grid)) for grid in grids)])
+        task = task_for(shapes, symbols, ids)
         metadata = Metadata(
             pad_id=PAD,
             ignore_label_id=PAD,
             blank_identifier_id=0,
             vocab_size=FIRST + symbols,
-            seq_len=canvas.rows * canvas.columns,
+            seq_len=task.rows * task.columns,
             num_puzzle_identifiers=len(names),
             sets=("all",),
         )
@@ -147,18 +148,18 @@ def build(options: argparse.Namespace) -> str:
         rng, splits = np.random.default_rng(options.seed), {}
         for split, part in puzzles.items():
             rows = [
-                rows_of(pairs, canvas, turns, symbol_maps(num_aug, options.permute, rng))
+                rows_of(pairs, task, turns, symbol_maps(num_aug, options.permute, rng))
                 for pairs in part.values()
             ]
             splits[split] = make_split(split, metadata, part, ids, rows)
             turns, num_aug = 1, 0  # only training puzzles have images, and come first
         write_puzzles(folder, splits, names)
-        (folder / GRIDS).write_text(json.dumps(asdict(canvas)))
+        (folder / GRIDS).write_text(json.dumps(asdict(task)))
     kept = {split: {*map(str, part.values())} for split, part in lines.items()}
     examples_of = {split: len(made.sets["all"].inputs) for split, made in splits.items()}
     trained = f"{examples_of.pop('train')} training examples of {len(puzzles['train'])} puzzles"
     evaluated = "".join(f", {count} {split} examples" for split, count in examples_of.items())
-    size = f"{canvas.rows}x{canvas.columns}, {symbols} symbols"
+    size = f"{task.rows}x{task.columns}, {symbols} symbols"
     return f"{options.output_dir}: {trained}{evaluated}, {size}{leaks(kept)}"
 
 

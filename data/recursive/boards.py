@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from contract import IGNORE, Batch, Prediction, Report
+from data.recursive.grids import Task
 from data.recursive.puzzle_text import characters
 from data.recursive.sudoku import BOXES
 from utils.measure.scene import Files, fitting, scene, spread
@@ -20,6 +21,11 @@ from utils.measure.scene import Files, fitting, scene, spread
 SHOWN = 4  # solved examples, and as many unsolved ones
 # characters that one changed cell takes, against one for each cell of a whole answer
 PER_CHANGE = 8
+TITLES = {
+    "sudoku": "Boards, cell by cell",
+    "maze": "Mazes, cell by cell",
+    "grid": "Grids, cell by cell",
+}
 OUTPUTS = ("answer_by_step", "halt_margin_by_step", "halt_step")
 CAPTION = (
     "The net's answer after each thinking step: solved examples that took the most steps, and the"
@@ -28,14 +34,14 @@ CAPTION = (
 
 
 class Boards:
-    """Keeps the solved Sudoku boards or mazes that took the most steps, and the first unsolved
-    ones.
+    """Keeps the solved Sudoku boards, mazes or grids that took the most steps, and the first
+    unsolved ones.
     """
 
     scalars: Sequence[str] = ()
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, kind: str, task: Task | None = None) -> None:
+        self._kind, self._task = kind, task
         self._kept: dict[bool, list[dict[str, Tensor]]] = {True: [], False: []}  # by solved or not
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
@@ -76,7 +82,7 @@ class Boards:
 
         def drawn(numbers: Sequence[int]) -> Files:
             examples = {name: tensor[list(numbers)] for name, tensor in rows.items()}
-            return boards_scene(self._kind, examples)
+            return boards_scene(self._kind, examples, self._task)
 
         return Report(files=fitting(chosen, drawn))
 
@@ -92,23 +98,25 @@ def in_turn(solved: Sequence[bool], most: int) -> list[int]:
     return [place for pair in pairs for place in pair if place is not None]
 
 
-def boards_scene(kind: str, rows: Mapping[str, Tensor]) -> Files:
+def boards_scene(kind: str, rows: Mapping[str, Tensor], task: Task | None = None) -> Files:
     """Puzzles with their answers by step, one in each row; solved ones are shown first."""
-    side = round(rows["inputs"].shape[1] ** 0.5)
+    cells = rows["inputs"].shape[1]
+    side = task.columns if task else round(cells**0.5)
     steps, recorded = rows["halt_margin_by_step"].shape[1], rows["answer_by_step"].shape[1]
     solved = rows["solved"].tolist()
     shown = sorted(range(len(solved)), key=lambda row: not solved[row])
     return scene(
         "boards",
         "boards",
-        "Boards, cell by cell" if kind == "sudoku" else "Mazes, cell by cell",
+        TITLES[kind],
         CAPTION,
         board=kind,
         side=side,
+        rows=cells // side,
         box=list(BOXES[side]) if kind == "sudoku" else None,
         steps=spread(steps, recorded),
         examples=[
-            example(kind, {name: tensor[row].numpy() for name, tensor in rows.items()})
+            example(kind, {name: tensor[row].numpy() for name, tensor in rows.items()}, task)
             for row in shown
         ],
     )
@@ -119,10 +127,12 @@ def _rank(row: Mapping[str, Tensor]) -> tuple[int, int]:
     return -int(row["waited"]), int(row["index"])
 
 
-def example(kind: str, row: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def example(kind: str, row: Mapping[str, np.ndarray], task: Task | None = None) -> dict[str, Any]:
     """Describes one puzzle: inputs, labels, and the answer and halting value by step."""
     labels = np.where(row["labels"] == IGNORE, -1, row["labels"])
-    answers = [characters(kind, answer) for answer in row["answer_by_step"]]
+    answers = [
+        characters(kind, task.shown(answer) if task else answer) for answer in row["answer_by_step"]
+    ]
     margins = row["halt_margin_by_step"].astype(np.float64)
     halting = 1 / (1 + np.exp(-margins.clip(-500, 500)))  # beyond, exp overflows
     recorded = np.array(spread(len(halting), len(answers))) - 1

@@ -1,4 +1,4 @@
-"""Grids of a task of one's own: read from JSON, and as tokens on a canvas.
+"""Grids of a task of one's own: read from JSON, as tokens, and as characters.
 
 Tokens are ARC's: symbol s is token s + 2. Where grids differ in shape, end tokens follow the last
 row and the last column of each, and the rest is pad.
@@ -6,21 +6,27 @@ row and the last column of each, and the rest is pad.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Annotated, NotRequired, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from data.files import parse_json
-from data.recursive.arc import SIDE, images
+from data.files import parse_json, read_json
+from data.recursive.arc import BLANK, END, FIRST, PAD, SIDE, images
 from data.recursive.arc_tasks import rectangle
+from data.recursive.puzzle_files import PuzzleSplit
 from utils.errors import ConfigError, brief
 
 T = TypeVar("T")
-GRIDS = "grids.json"  # the canvas of a dataset
+GRIDS = "grids.json"  # what a dataset says of its grids
 MOST_SYMBOLS = 250  # with pad and end tokens, they fit a byte
+# a character for each symbol, the last 188 from Latin Extended
+SYMBOLS = digits + ascii_uppercase + ascii_lowercase + "".join(map(chr, range(0x100, 0x1BC)))
+CHARACTERS = " " * FIRST + SYMBOLS  # by token
 
 Row = Annotated[
     list[Annotated[int, Field(ge=0, lt=MOST_SYMBOLS)]], Field(min_length=1, max_length=SIDE)
@@ -28,46 +34,109 @@ Row = Annotated[
 Grid = Annotated[list[Row], Field(min_length=1, max_length=SIDE), AfterValidator(rectangle)]
 
 
+class Question(TypedDict):
+    """A grid, perhaps with its answer. Lines that name one puzzle are pairs of it."""
+
+    puzzle: NotRequired[str]
+    input: Grid
+    output: NotRequired[Grid]
+
+
 class Example(TypedDict):
-    """A line of a file. Lines that name one puzzle are its pairs."""
+    """A line of a file to train or to evaluate on."""
 
     puzzle: NotRequired[str]
     input: Grid
     output: Grid
 
 
-EXAMPLE = TypeAdapter(Example)
+EXAMPLE, QUESTION = TypeAdapter(Example), TypeAdapter(Question)
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """Where the grids of a dataset lie."""
+class Task:
+    """What all grids of a dataset have in common."""
 
     rows: int
     columns: int
-    padded: bool  # whether grids differ in shape
+    padded: bool  # whether grids may be smaller
+    symbols: int
+    ids: dict[str, int]  # of puzzles, by their names
 
     def images(self, grid: list[list[int]]) -> list[np.ndarray]:
-        """Returns the tokens of a grid under every symmetry, each a row of this many cells."""
+        """Returns the tokens of a grid under every symmetry; the first is the grid itself."""
         laid = []
         for tokens in images(np.array(grid, np.uint8)):
             canvas = np.zeros((self.rows, self.columns), np.uint8)
-            part = tokens[: self.rows, : self.columns]  # where there is no room for end tokens
+            part = tokens[: self.rows, : self.columns]  # there may be no room for end tokens
             canvas[: part.shape[0], : part.shape[1]] = part
             laid.append(canvas.reshape(-1))
         return laid
 
+    def shown(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the tokens without what comes after end tokens."""
+        ends = tokens.reshape(self.rows, self.columns) == END
+        after = np.logical_or.accumulate(np.logical_or.accumulate(ends, 0), 1)
+        return np.where(after.reshape(-1), PAD, tokens)
 
-def canvas_for(shapes: set[tuple[int, int]]) -> Canvas:
-    """Returns the smallest canvas for grids of these shapes: a square, unless all are of one."""
+    def text(self, tokens: np.ndarray) -> str:
+        """Returns the rows of a grid with a space between them."""
+        canvas = self.shown(tokens).reshape(self.rows, self.columns)
+        lines = ("".join(CHARACTERS[token] for token in row).rstrip() for row in canvas.tolist())
+        return " ".join(filter(None, lines))
+
+    def question(self, where: str, text: str) -> tuple[np.ndarray, np.ndarray, int]:
+        """Reads a grid from JSON, or from rows of characters with spaces between them. Returns its
+        tokens, those of the answer, or else pad, and the id of its puzzle.
+        """
+        if not text.startswith("{"):
+            if not {*text} <= {*SYMBOLS, " "}:
+                raise ConfigError(
+                    f"{where} is no grid; write 0-9, A-Z and a-z with a space after each row, or"
+                    " give a file of JSON lines"
+                )
+            text = json.dumps({"input": [[*map(SYMBOLS.index, row)] for row in text.split()]})
+        given = parsed(where, text, QUESTION)
+        grids = [given["input"], given.get("output", given["input"])]
+        for grid in grids:
+            rows, columns, largest = len(grid), len(grid[0]), max(map(max, grid))
+            smaller = rows <= self.rows and columns <= self.columns
+            same = (rows, columns) == (self.rows, self.columns)
+            if largest >= self.symbols or not (same or (smaller and self.padded)):
+                most = "at most " if self.padded else ""
+                raise ConfigError(
+                    f"{where} has {rows}x{columns} cells and symbol {largest}; give what training"
+                    f" had: {most}{self.rows}x{self.columns}, symbols 0 to {self.symbols - 1}"
+                )
+        name = given.get("puzzle", BLANK)
+        if name not in self.ids:
+            raise ConfigError(
+                f"{where}: puzzle={brief(name)} is not in the training data; name one that is"
+            )
+        tokens, answer = (self.images(grid)[0] for grid in grids)
+        return tokens, answer if "output" in given else np.zeros_like(answer), self.ids[name]
+
+
+TASK = TypeAdapter(Task)
+
+
+def task_for(shapes: set[tuple[int, int]], symbols: int, ids: dict[str, int]) -> Task:
+    """Describes grids of these shapes. They lie on a square, unless all are of one shape."""
     rows, columns = max(shapes)
-    padded = len(shapes) > 1
     side = max(map(max, shapes))
-    return Canvas(side, side, padded) if padded else Canvas(rows, columns, padded)
+    padded = len(shapes) > 1
+    return Task(*((side, side) if padded else (rows, columns)), padded, symbols, ids)
+
+
+def task_of(split: PuzzleSplit) -> Task | None:
+    """Returns what a dataset says of its grids, or None for one of other puzzles."""
+    if split.folder is None or not (split.folder / GRIDS).exists():
+        return None
+    return read_json(split.folder / GRIDS, TASK)
 
 
 def parsed(where: str, text: bytes | str, kind: TypeAdapter[T]) -> T:
-    """Reads a line. An error names it."""
+    """Reads a line of JSON. An error names it."""
     try:
         return parse_json(text, kind)
     except ValueError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from contract import IGNORE, Batch, Examples, Prediction, Report
 from data.recursive import maze, sudoku
+from data.recursive.arc import PAD
+from data.recursive.grids import Task
 from data.recursive.puzzle_text import characters, drawn, tokens_of
 from data.recursive.sudoku import BLANK
 from utils.errors import ConfigError, brief, short
@@ -25,34 +27,49 @@ from utils.files import read_text
 KEY = "data.puzzle"
 CELLS = {"sudoku": "a digit, or . for a blank", "maze": "# for a wall, a space or ., one S and G"}
 NO_SOLUTION, SEVERAL, RIGHT, WRONG = "no solution", "one of several solutions", "correct", "wrong"
+NOT_JUDGED = "not judged"  # its answer is not given
 
 Rows = list[tuple[int, str]]  # the line of each puzzle, counted from 1, and its text
 
 
 class OwnPuzzles(Examples):
-    """An evaluation set of puzzles. Their labels are the solver's, where it finds one solution."""
+    """An evaluation set of puzzles. Their labels are the solver's, where it finds one solution, or
+    the user's.
+    """
 
-    def __init__(self, puzzle: str, kind: str, seq_len: int, identifier: int) -> None:
+    def __init__(
+        self, puzzle: str, kind: str, seq_len: int, identifier: int, task: Task | None = None
+    ) -> None:
         """`puzzle` is one, or a file of them."""
         where, rows = _read(puzzle)
-        if kind not in CELLS:
-            raise ConfigError(f"{where}: this data holds neither Sudoku boards nor mazes")
+        if kind not in CELLS and not task:
+            raise ConfigError(
+                f"{where}: this data holds neither Sudoku boards nor mazes, and was not built by"
+                " data.build.grids"
+            )
         if not rows:
             raise ConfigError(f"{where}: holds no puzzles; write one a line")
-        self.kind, self.lines = kind, [line for line, _ in rows]
-        self.inputs = np.stack(
-            [_tokens(f"{where}: line {line}", text, kind, seq_len) for line, text in rows]
-        )
-        # labels to compare with, and a verdict for boards that the net has never seen solved
-        solve = sudoku.solve if kind == "sudoku" else maze.solve_all
-        # solutions: 2 stands for several, and -1 if the solver gives up
-        self.counts, self.solutions = solve(self.inputs)
-        unique = self.counts[:, None] == 1
+        self.kind, self.task, self.lines = kind, task, [line for line, _ in rows]
+        named = [(f"{where}: line {line}", text) for line, text in rows]
+        ids: Sequence[int] = [identifier] * len(rows)
+        if task:
+            questions = [task.question(*line) for line in named]
+            inputs, answers, ids = zip(*questions, strict=True)
+            self.inputs, self.solutions = np.stack(inputs), np.stack(answers)
+            self.counts = np.where(self.solutions.any(1), 1, 0)
+        else:
+            self.inputs = np.stack([_tokens(*line, kind, seq_len) for line in named])
+            # labels to compare with, and a verdict for boards that the net has never seen solved
+            solve = sudoku.solve if kind == "sudoku" else maze.solve_all
+            # solutions: 2 stands for several, and -1 if the solver gives up
+            self.counts, self.solutions = solve(self.inputs)
+        known = (self.counts[:, None] == 1) & (self.solutions != PAD)
+        self.labels = np.where(known, self.solutions.astype(np.int32), IGNORE)
         super().__init__(
             {
-                "inputs": self.inputs,
-                "labels": np.where(unique, self.solutions, IGNORE).astype(np.int32),
-                "puzzle_identifiers": np.full(len(rows), identifier, np.int32),
+                "inputs": self.inputs.astype(np.int32),
+                "labels": self.labels,
+                "puzzle_identifiers": np.array(ids, np.int32),
             }
         )
 
@@ -63,14 +80,20 @@ class OwnPuzzles(Examples):
             wrong = ~maze.keeps_maze(inputs, answer)
             right = maze.leads(inputs[None], answer[None])[0]
         elif count == 1:
-            wrong = answer != self.solutions[index]
+            wrong = (self.labels[index] != IGNORE) & (answer != self.labels[index])
             right = not wrong.any()
+        elif self.task:
+            return NOT_JUDGED, np.zeros(len(inputs), bool)
         else:  # no solution to compare with: what counts are the rules
             wrong = (inputs > BLANK) & (answer != inputs) | sudoku.against_rules(answer)
             right = not wrong.any()
         if count == 0:
             return NO_SOLUTION, wrong
         return (RIGHT if count == 1 else SEVERAL) if right else WRONG, wrong
+
+    def text(self, tokens: np.ndarray) -> str:
+        """Returns a puzzle or an answer as it is typed."""
+        return self.task.text(tokens) if self.task else characters(self.kind, tokens)
 
 
 def _read(puzzle: str) -> tuple[str, Rows]:
@@ -145,8 +168,7 @@ class Answers:
         table = csv.writer(written, lineterminator="\n")
         table.writerow(["line", "question", "answer", "verdict", "confidence"])
         for index, answer in enumerate(answers):
-            question = characters(puzzles.kind, puzzles.inputs[index])
-            cells = characters(puzzles.kind, answer)
+            question, cells = puzzles.text(puzzles.inputs[index]), puzzles.text(answer)
             verdict = judged[index][0]
             table.writerow([puzzles.lines[index], question, cells, verdict, confidence[index]])
 
@@ -158,7 +180,8 @@ class Answers:
             counts = Counter(verdict for verdict, _ in judged)
             verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
             lines += [f"{len(answers):,} puzzles: {verdicts}", f"line {puzzles.lines[shown]}:"]
-        lines += drawn(puzzles.kind, puzzles.inputs[shown], answers[shown], wrong)
+        board = puzzles.inputs[shown], answers[shown]
+        lines += drawn(puzzles.kind, *board, wrong, puzzles.task)
         lines.append(f"{verdict} ({wrong.sum()} cells, marked x)" if wrong.any() else verdict)
         if confidence[shown]:
             lines.append(f"confidence {confidence[shown]}")

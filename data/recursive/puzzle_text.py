@@ -8,7 +8,9 @@ from itertools import zip_longest
 import numpy as np
 
 from contract import IGNORE
+from data.recursive import grids
 from data.recursive.arc import CELLS, VOCAB, grid_lines
+from data.recursive.grids import Task
 from data.recursive.maze import CHARACTERS, FREE, is_maze, leads
 from data.recursive.sudoku import BLANK, BOXES, DIGITS
 
@@ -31,9 +33,13 @@ def tokens_of(kind: str, texts: Sequence[str]) -> np.ndarray:
 
 
 def characters(kind: str, tokens: np.ndarray) -> str:
-    """Returns a character for each cell: `.` for a Sudoku's blank, a maze's own characters."""
+    """Returns a character for each cell: `.` for a Sudoku's blank, a maze's own characters, the
+    symbol in a grid of another task.
+    """
     if kind == "maze":
         table = NOTHING + CHARACTERS
+    elif kind == "grid":
+        table = grids.CHARACTERS
     else:
         side = round(len(tokens) ** 0.5)
         table = NOTHING + "." + DIGITS[1 : side + 1]  # tokens 0 and 1 are PAD and BLANK
@@ -47,23 +53,27 @@ def _character(table: str, token: int) -> str:
 
 
 def puzzle_text(
-    inputs: np.ndarray, labels: np.ndarray, prediction: np.ndarray, vocab_size: int
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    prediction: np.ndarray,
+    vocab_size: int,
+    task: Task | None = None,
 ) -> str:
     """Draws puzzle, answer and verdict, with wrong cells marked `x`. Puzzles of unknown kind have a
     verdict alone.
     """
     wrong = (labels != IGNORE) & (prediction != labels)
-    if (len(inputs), vocab_size) == (CELLS, VOCAB):
+    if (len(inputs), vocab_size) == (CELLS, VOCAB) and not task:
         parts = {"puzzle": grid_lines(inputs), "answer": grid_lines(prediction)}
         if wrong.any():
             parts["right"] = grid_lines(labels)
         return "\n".join([*columns(parts), _verdict(labels, wrong, "")])
-    kind = kind_of(inputs[None], labels[None], vocab_size)
+    kind = "grid" if task else kind_of(inputs[None], labels[None], vocab_size)
     # a maze may have several shortest paths, and its label is one of them
     verdict = _verdict(labels, wrong)
     if kind == "maze" and wrong.any() and leads(inputs[None], prediction[None])[0]:
         verdict = "another shortest path than the recorded one (where they differ: x)"
-    lines = drawn(kind, inputs, prediction, wrong) if kind else []
+    lines = drawn(kind, inputs, prediction, wrong, task) if kind else []
     return "\n".join([*lines, verdict])
 
 
@@ -76,19 +86,32 @@ def kind_of(inputs: np.ndarray, labels: np.ndarray, vocab_size: int) -> str:
     return "sudoku" if is_board else ""
 
 
-def drawn(kind: str, inputs: np.ndarray, prediction: np.ndarray, wrong: np.ndarray) -> list[str]:
-    """Draws a board or a maze and the answer side by side, wrong cells marked `x`."""
-    side = round(len(inputs) ** 0.5)
-    puzzle, answer = characters(kind, inputs), characters(kind, prediction)
-    if kind == "maze":
-        marked = "".join("x" if bad else cell for cell, bad in zip(answer, wrong, strict=True))
-        starts = range(0, side * side, side)
-        parts = {"puzzle": puzzle, "answer": marked}
-        return columns(
-            {name: [text[start : start + side] for start in starts] for name, text in parts.items()}
-        )
+def drawn(
+    kind: str,
+    inputs: np.ndarray,
+    prediction: np.ndarray,
+    wrong: np.ndarray,
+    task: Task | None = None,
+) -> list[str]:
+    """Draws a puzzle and the answer side by side, wrong cells marked `x`."""
+    width = task.columns if task else round(len(inputs) ** 0.5)
+    given = [*characters(kind, inputs)]
+    answer = characters(kind, task.shown(prediction) if task else prediction)
     cells = [cell + ("x" if bad else " ") for cell, bad in zip(answer, wrong, strict=True)]
-    return columns({"puzzle": _board([*puzzle], side), "answer": _board(cells, side)})
+    if kind == "sudoku":
+        return columns({"puzzle": _board(given, width), "answer": _board(cells, width)})
+    if kind == "maze":
+        cells = ["x" if bad else cell for cell, bad in zip(answer, wrong, strict=True)]
+    else:
+        given = [f"{cell} " for cell in given]
+    starts = range(0, len(inputs), width)
+    lines = columns(
+        {
+            name: ["".join(part[start : start + width]) for start in starts]
+            for name, part in (("puzzle", given), ("answer", cells))
+        }
+    )
+    return [line for line in lines if line] if task else lines  # without rows of padding
 
 
 def columns(parts: dict[str, list[str]]) -> list[str]:

@@ -18,6 +18,7 @@ from data.example_text import ExampleText
 from data.order import Order, cut_steps, run_length, shard_rows
 from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
+from data.recursive.grids import task_of
 from data.recursive.maze import MazePaths, cut
 from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import sample
@@ -98,7 +99,8 @@ class PuzzleSource(Source):
                     " and checkpoint="
                 )
             kind, blank = kind_of_set(train[0]), first.blank_identifier_id
-            self._own = OwnPuzzles(keys.puzzle, kind, first.seq_len, blank)
+            task = task_of(train[0].split)
+            self._own = OwnPuzzles(keys.puzzle, kind, first.seq_len, blank, task)
             self._eval_sets["puzzle"] = self._own
         else:
             self._eval_sets |= {name: PuzzleEvalSet(member) for name, member in self._test.items()}
@@ -150,21 +152,25 @@ class PuzzleSource(Source):
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         if self._own:
-            return [Answers(self._own), Boards(self._own.kind)]
+            return [Answers(self._own), Boards(self._own.kind, self._own.task)]
         chosen: list[Evaluator] = []
+        task = task_of(self._test[set_name].split)
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
         if set_name == first:  # one example is enough to see what the model does
-            chosen.append(ExampleText(self._text))
+            vocab_size = self.spec.vocab_size
+
+            def text(example: Arrays, answer: np.ndarray) -> str:
+                inputs, labels = example["inputs"], example["labels"]
+                return puzzle_text(inputs, labels, answer, vocab_size, task)
+
+            chosen.append(ExampleText(text))
         if set_name in self._arc_pairs:
             chosen.append(ArcVotes(self._arc_pairs[set_name]))
         if kind := kind_of_set(self._test[set_name]):
-            chosen.append(Boards(kind))
+            chosen.append(Boards(kind, task))
         if kind == "maze":
             chosen.append(MazePaths())
         return chosen
-
-    def _text(self, example: Arrays, answer: np.ndarray) -> str:
-        return puzzle_text(example["inputs"], example["labels"], answer, self.spec.vocab_size)
 
 
 def pack(
@@ -191,6 +197,8 @@ def _arc_pairs(member: Member, evaluators: Sequence[object] | None) -> ArcPairs 
     """
     if not len(member.puzzles.inputs) or (evaluators is not None and not evaluators):
         return None
+    if evaluators is None and task_of(member.split):
+        return None  # its canvas and symbols may be as many as ARC's
     try:
         return ArcPairs(member.split, member.set_name)
     except ConfigError:
@@ -200,6 +208,8 @@ def _arc_pairs(member: Member, evaluators: Sequence[object] | None) -> ArcPairs 
 
 
 def kind_of_set(member: Member) -> str:
-    """Guesses the kind of puzzles in a set from some of its rows."""
+    """Returns the kind of puzzles in a set; Sudoku and mazes are recognised from some rows."""
+    if task_of(member.split):
+        return "grid"
     inputs, labels = sample(member.puzzles.inputs), sample(member.puzzles.labels)
     return kind_of(inputs, labels, member.split.metadata.vocab_size)

@@ -54,12 +54,13 @@
   // Sorts cells at a place of the slider: 0 is the puzzle as given, n the n-th answer.
   function cellsAt(scene, example, answers, place) {
     const isMaze = scene.board === "maze";
+    const isGrid = scene.board === "grid"; // whose answer may be another grid than the input
     const { inputs, labels } = example;
     const shown = place ? answers[place - 1] : inputs;
     const before = place > 1 ? answers[place - 2] : shown;
     const cells = { ...structuredClone(NO_CELLS), shown, given: inputs, fixed: 0, broken: 0 };
     [...shown].forEach((said, cell) => {
-      const isGiven = inputs[cell] !== (isMaze ? " " : ".");
+      const isGiven = !isGrid && inputs[cell] !== (isMaze ? " " : ".");
       const isRight = said === labels[cell];
       if (before[cell] !== said) {
         cells.changed.push(cell);
@@ -127,24 +128,46 @@
     );
   }
 
-  function drawBoard(scene, cells, attributes) {
-    const board = scene.board === "maze" ? drawMaze(scene, cells) : drawSudoku(scene, cells);
-    const size = scene.side + 0.12;
-    return svg("svg", { viewBox: `-0.06 -0.06 ${size} ${size}`, ...attributes }, board);
+  function drawGrid({ side }, cells) {
+    const shown = [...cells.shown].map((symbol, cell) => ({
+      symbol,
+      x: cell % side,
+      y: Math.floor(cell / side),
+    }));
+    const wrong = path(cells.wrong, side, stroke);
+    return svg(
+      "g",
+      { class: "grid" },
+      coloured(shown.filter(({ symbol }) => !" .".includes(symbol))),
+      shape("halo", wrong),
+      shape("mark-wrong", wrong),
+      shape("mark-changed", path(cells.changed, side, square(0.07))),
+    );
   }
 
+  const drawings = { sudoku: drawSudoku, maze: drawMaze, grid: drawGrid };
+
+  function drawBoard(scene, cells, attributes) {
+    const board = drawings[scene.board](scene, cells);
+    const [wide, tall] = [scene.side + 0.12, (scene.rows || scene.side) + 0.12];
+    return svg("svg", { viewBox: `-0.06 -0.06 ${wide} ${tall}`, ...attributes }, board);
+  }
+
+  const LEGENDS = {
+    sudoku: [
+      ["clue", "7", "clue"],
+      ["right", "7", "right"],
+    ],
+    maze: [
+      ["clue", "#", "wall"],
+      ["right", "o", "path, right"],
+      ["missing", " ", "path, missing"],
+    ],
+    grid: [],
+  };
+
   function legendOf({ board }) {
-    const known =
-      board === "maze"
-        ? [
-            ["clue", "#", "wall"],
-            ["right", "o", "path, right"],
-            ["missing", " ", "path, missing"],
-          ]
-        : [
-            ["clue", "7", "clue"],
-            ["right", "7", "right"],
-          ];
+    const known = LEGENDS[board];
     const wrong = [board === "maze" ? "o" : "7", "wrong (struck through)"];
     const all = [...known, ["wrong", ...wrong], ["changed", ".", "changed in this step"]];
     const keys = all.map(([sort, shown, text]) => {
@@ -478,21 +501,28 @@
   ];
   const LIGHT = new Set("34578");
 
+  // Symbols in ARC's colours; those of further symbols lie around the circle.
+  const fillOf = (symbol) =>
+    PALETTE[Number(symbol)] || `hsl(${(symbol.codePointAt(0) * 137.5) % 360} 50% 45%)`;
+  function coloured(cells) {
+    const squares = cells.map(({ symbol, x, y }) =>
+      svg("rect", { x, y, width: 1, height: 1, fill: fillOf(symbol) }),
+    );
+    const symbols = cells.map(({ symbol, x, y }) => {
+      const fill = LIGHT.has(symbol) ? "#000000" : "#ffffff";
+      return svg("text", { x: x + 0.5, y: y + 0.75, fill }, symbol);
+    });
+    return [...squares, ...symbols];
+  }
+
   function arcGrid(rows, label) {
     const [tall, wide] = [rows.length, rows.length ? rows[0].length : 0];
     if (!tall || !wide) return el("div", { class: "empty" }, "no grid");
-    const cells = rows.flatMap((row, y) => [...row].map((digit, x) => ({ digit, x, y })));
-    const squares = cells.map(({ digit, x, y }) =>
-      svg("rect", { x, y, width: 1, height: 1, fill: PALETTE[Number(digit)] || "#ffffff" }),
-    );
-    const numbers = cells.map(({ digit, x, y }) => {
-      const fill = LIGHT.has(digit) ? "#000000" : "#ffffff";
-      return svg("text", { x: x + 0.5, y: y + 0.75, fill }, digit);
-    });
+    const cells = rows.flatMap((row, y) => [...row].map((symbol, x) => ({ symbol, x, y })));
     const viewBox = `-0.05 -0.05 ${wide + 0.1} ${tall + 0.1}`;
     const style = `width:${Math.min(20, 124 / Math.max(wide, tall)) * wide}px`;
     const about = { role: "img", "aria-label": `${label}, ${tall} rows of ${wide}` };
-    return svg("svg", { class: "arc-grid", viewBox, style, ...about }, squares, numbers);
+    return svg("svg", { class: "arc-grid", viewBox, style, ...about }, coloured(cells));
   }
 
   scenes.arc = ({ pairs }) => {

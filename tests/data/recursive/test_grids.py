@@ -1,4 +1,4 @@
-"""Tasks of one's own: what the builder makes of JSON lines."""
+"""Tasks of one's own: what the builder makes of JSON lines, and what runs say of answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ import pytest
 
 from contract import IGNORE
 from data.recursive.arc import END, FIRST, PAD
-from tests.data.helpers import built, everything, files
+from data.recursive.boards import Boards
+from data.recursive.grids import MOST_SYMBOLS, SYMBOLS, Task
+from data.recursive.own_puzzle import Answers, OwnPuzzles
+from tests.data.helpers import built, everything, files, shown
 from tests.data.recursive.helpers import source
+from tests.data.recursive.test_own_puzzle import answered
+from utils.errors import ConfigError
 
 Grid = list[list[int]]
 
@@ -125,3 +130,94 @@ def test_pairs_that_are_trained_on_are_told(
     said = "3x3, 4 symbols; note: 2 test puzzles are in the training set, too; note: 2 validation"
     assert said in capsys.readouterr().out
     assert len(source(folder, eval_split="validation").eval_sets()["all"]) == 2
+
+
+@pytest.fixture(params=[False, True])
+def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
+    """Grids of 2 rows and 3 columns, or up to that."""
+    pairs = random_pairs(20, 2, 3) + (random_pairs(1, 4, 4) if request.param else [])
+    lines = write(tmp_path / "a", pairs), write(tmp_path / "b", pairs)
+    built(tmp_path / "out", "grids", "--train", lines[0], "--test", lines[1])
+    made = source(tmp_path / "out", puzzle="012 301", eval_only=True)
+    assert [type(one) for one in made.evaluators("puzzle")] == [Answers, Boards]
+    assert made._own is not None
+    assert made._own.task is not None
+    return made._own.task
+
+
+def asked(task: Task, *lines: str, path: Path) -> OwnPuzzles:
+    path.write_text("\n".join(lines))
+    return OwnPuzzles(str(path), "grid", task.rows * task.columns, 0, task)
+
+
+def test_answers_to_typed_grids_and_to_json_are_judged_by_what_is_given(
+    task: Task, tmp_path: Path
+) -> None:
+    known = json.dumps({"input": [[0, 1, 2], [3, 0, 1]], "output": [[3, 0, 1], [0, 1, 2]]})
+    puzzles = asked(task, "012 301", known, known, path=tmp_path / "x")
+    right = puzzles.solutions[1].astype(np.int64)
+    wrong = right.copy()
+    wrong[1] = FIRST + 3
+    if task.padded:
+        right[-1] = wrong[-1] = FIRST  # beyond the end tokens, nothing counts
+    report = answered(puzzles, np.stack([right, right, wrong]))
+    assert report.text.split("\n")[:2] == ["3 puzzles: 1 not judged, 1 correct, 1 wrong", "line 1:"]
+    table = [line.split(",") for line in report.files["answers.csv"].splitlines()]
+    assert [row[1:4] for row in table[1:]] == [
+        ["012 301", "301 012", "not judged"],
+        ["012 301", "301 012", "correct"],
+        ["012 301", "331 012", "wrong"],
+    ]
+    drawn = answered(asked(task, known, path=tmp_path / "y"), wrong[None]).text.split("\n")
+    lines = [line.split() for line in drawn[:3]]
+    assert lines == [["puzzle", "answer"], ["0", "1", "2", "3", "3x1"], [*"301012"]]
+    assert drawn[3:] == ["wrong (1 cells, marked x)", "confidence 88.1%"]
+    scene = json.loads(report.files["boards.scene.json"])
+    assert (scene["board"], scene["side"], scene["rows"]) == ("grid", task.columns, task.rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("012 30", "rows of different lengths"),
+        ("012", "has 1x3 cells and symbol 2; give what training had: 2x3, symbols 0 to 3"),
+        ("014 301", "symbol 4"),
+        ("grids.jsonl", "is no grid; write"),
+        ('{"input": [[0, 1, 2], [3, 0, 1]], "puzzle": "x"}', "puzzle=x is not in the training"),
+    ],
+)
+def test_wrong_grids_are_named(line: str, said: str, tmp_path: Path) -> None:
+    task = Task(2, 3, False, 4, {"<blank>": 0})
+    with pytest.raises(ConfigError, match=said) as error:
+        OwnPuzzles(line, "grid", 6, 0, task)
+    assert str(error.value).startswith("data.puzzle=")
+
+
+def test_a_pair_of_a_named_puzzle_has_its_id(tmp_path: Path) -> None:
+    task = Task(1, 2, False, 3, {"one": 1, "two": 9})
+    puzzles = asked(task, '{"puzzle": "two", "input": [[1, 2]]}', path=tmp_path / "x")
+    assert puzzles.read(np.arange(1))["puzzle_identifiers"] == 9
+    with pytest.raises(ConfigError, match="name one that is"):
+        asked(task, "12", path=tmp_path / "x")
+
+
+def test_an_evaluation_draws_a_grid_and_no_board(tmp_path: Path) -> None:
+    """The grids have the shape and as many tokens as a Sudoku."""
+    pairs = random_pairs(20, 4, 4)
+    lines = write(tmp_path / "a", pairs), write(tmp_path / "b", pairs)
+    folder = built(tmp_path / "out", "grids", "--train", lines[0], "--test", lines[1])
+    made = source(folder)
+    one = {name: rows[0] for name, rows in made.eval_sets()["all"].read(np.arange(1)).items()}
+    assert made.spec.vocab_size == 4 + 2
+    answer = one["labels"].copy()
+    answer[0] = FIRST + (answer[0] - FIRST + 1) % 4
+    lines = shown(made, "all", one, answer).split("\n")
+    puzzle, right = (np.array(grid) for grid in pairs[0])
+    assert lines[0].split() == ["puzzle", "answer"]
+    assert lines[2].split() == [*map(str, puzzle[1]), *map(str, right[1])]
+    assert lines[-1] == "wrong: 1 of 16 cells (marked x)"
+
+
+def test_every_symbol_has_a_character() -> None:
+    assert len({*SYMBOLS}) == MOST_SYMBOLS
+    assert SYMBOLS.isprintable()

@@ -49,7 +49,8 @@ def answered(puzzles: OwnPuzzles, answers: np.ndarray) -> Report:
             "halt_step": torch.ones(len(answer), dtype=torch.long),
         }
         batches.append((part, batch, outputs))
-    told, pictured = reported(Answers(puzzles), *batches), reported(Boards(puzzles.kind), *batches)
+    boards = Boards(puzzles.kind, puzzles.task)
+    told, pictured = reported(Answers(puzzles), *batches), reported(boards, *batches)
     return Report(text=told.text, files={**told.files, **pictured.files})
 
 
@@ -126,7 +127,7 @@ def test_many_answers_become_a_table(tmp_path: Path) -> None:
         ("sudoku", "{folder}/short", "line 3 has 15 cells"),
         ("sudoku", "{folder}/empty", "holds no puzzles"),
         ("maze", "SS" + "." * 13 + "G", "no maze"),
-        ("", "1", "neither Sudoku boards nor mazes"),
+        ("", "1", "neither Sudoku boards nor mazes, and was"),
     ],
 )
 def test_wrong_puzzles_are_named(tmp_path: Path, kind: str, given: str, named: str) -> None:

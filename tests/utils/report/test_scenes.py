@@ -38,8 +38,14 @@ def board(kind: str, **more: Any) -> dict[str, Any]:
         said = ["S# o  #oG", {"4": "o", "5": "o"}, {"5": " "}]
         solved = {**solved, **maze, "answers": said}
         unsolved = {**unsolved, **maze, "answers": ["##   o?oG", {}, {}]}
+    if kind == "grid":  # two rows; the last column is beyond the answer
+        grid = {"inputs": "012a34", "labels": "01-a3-"}
+        said = ["02 13 ", {"1": "1"}, {"3": "a"}]
+        solved = {**solved, **grid, "answers": said}
+        unsolved = {**unsolved, **grid, "answers": ["02 13 ", {}, {}]}
     side = 4 if kind == "sudoku" else 3
     data = {"board": kind, "side": side, "box": [2, 2] if kind == "sudoku" else None}
+    data |= {"rows": 2} if kind == "grid" else {}
     return scene(
         kind, "boards", kind, HOSTILE, **data, steps=[1, 2, 3], examples=[solved, unsolved]
     )
@@ -74,7 +80,7 @@ def all_scenes() -> dict[str, Any]:
         "table": ("table", {"columns": [HOSTILE, "b"], "percent": [1], "rows": [[HOSTILE, 0.5]]}),
         "unknown": (HOSTILE, {}),
     }  # fmt: skip
-    scenes = board("sudoku") | board("maze")
+    scenes = board("sudoku") | board("maze") | board("grid")
     for name, (kind, facts) in data.items():
         scenes |= scene(name, kind, HOSTILE, **facts)
     return scenes
@@ -157,6 +163,21 @@ def test_a_maze_has_walls_ends_and_marks(page: Any) -> None:
     # the start taken for a wall, a path where none is, a token that means nothing for a wall
     assert panel.locator(".board .mark-wrong").get_attribute("d").count("M") == 3
     assert panel.locator(".board .letter").all_text_contents() == ["S", "G"]
+
+
+def test_a_grid_has_its_symbols_and_marks(page: Any) -> None:
+    panel = at(page, "grid")
+    assert facts(panel)[0] == "2 of 4"
+    assert panel.locator(".board text").all_text_contents() == ["0", "2", "1", "3"]
+    assert panel.locator(".board .mark-wrong").get_attribute("d").count("M") == 2
+    assert panel.locator(".board svg").get_attribute("viewBox").split()[2:] == ["3.12", "2.12"]
+    panel.get_by_role("slider", name="Thinking step").focus()
+    page.keyboard.press("End")
+    assert facts(panel)[0] == "4 of 4"
+    assert panel.locator(".board .mark-changed").get_attribute("d").count("M") == 1
+    page.keyboard.press("Home")
+    assert panel.locator(".board text").all_text_contents() == [*"012a34"]
+    assert "clue" not in panel.locator(".legend").inner_text()
 
 
 def test_values_by_pointer_and_arrow_keys(page: Any) -> None:
