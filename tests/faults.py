@@ -40,6 +40,7 @@ from models.decomposition.decompose import Decompose
 from models.language.causal_lm import CausalLM
 from models.latent.compress import Compress
 from models.recursive.act import ActObjective
+from models.recursive.guessing import GuessObjective
 from optim import sparse_signsgd
 from optim.sync import agreement
 from utils.checkpoint import format, resume, writer
@@ -58,7 +59,12 @@ PLACES: dict[str, tuple[Any, str]] = {
     "published": (writer, "_publish"),
     "read": (format, "sha256_of"),
 }
-OTHERS = {"arch=gpt": CausalLM, "experiment=tms_5_2": Decompose, "arch=prefix": Compress}
+OTHERS = {
+    "arch=gpt": CausalLM,
+    "experiment=tms_5_2": Decompose,
+    "arch=prefix": Compress,
+    "arch=candidates": GuessObjective,
+}
 FAULTY_RESTARTS = 4  # of a run with random faults
 LATEST = 12  # random faults come within so many steps after a start
 

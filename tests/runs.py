@@ -55,6 +55,17 @@ TINY_SUDOKU = words("""
     arch.loss.search_steps=12 data.embedded={size:4,blanks:9,train:64,test:37} ema=true ema_rate=0.9
     global_batch_size=24 epochs=24 eval_interval=24 lr=1e-2 lr_warmup_steps=5
 """)
+# the same by a net that knows no rule
+TINY_CANDIDATES = [
+    *(word for word in TINY_SUDOKU if word != "arch=sudoku"),
+    *("arch=candidates", "arch.num_heads=2"),
+]
+# a field of state for each digit
+TINY_SYMBOLS = words("""
+    arch=symbols arch.hidden_size=8 arch.num_heads=2 arch.halt_max_steps=4 optim=muon
+    arch.forward_dtype=float64 data.embedded={size:4,blanks:3,train:64,test:37} ema=true
+    ema_rate=0.9 global_batch_size=24 lr=1e-2 epochs=24 eval_interval=24 lr_warmup_steps=5
+""")
 TINY_CNN = words("""
     arch=cnn data=digits optim=adadelta arch.forward_dtype=float64 global_batch_size=32 epochs=1
     eval_interval=1 lr=1.0

@@ -13,7 +13,9 @@ from tests.runs import (
     EXACT,
     NOISY,
     QUIET,
+    TINY_CANDIDATES,
     TINY_CNN,
+    TINY_SYMBOLS,
     TINY_TRM,
     Once,
     assert_same_bits,
@@ -31,17 +33,13 @@ GRID = words("""
     data.embedded={size:4,blanks:3,train:64,test:37} global_batch_size=24 lr=1e-2 epochs=24
     eval_interval=24 lr_warmup_steps=5 ema=true ema_rate=0.9
 """)
-SYMBOLS = words("""
-    arch=symbols arch.hidden_size=8 arch.num_heads=2 arch.halt_max_steps=4 optim=muon
-    data.embedded={size:4,blanks:3,train:64,test:37} global_batch_size=24 lr=1e-2 epochs=24
-    eval_interval=24 lr_warmup_steps=5 ema=true ema_rate=0.9
-""")
 CASES = {
     "trm": TRM,
     "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "max_steps=9"],
     "trm-noisy": [*TRM, *NOISY],
     "grid": [*GRID, *EXACT, "max_steps=12"],
-    "symbols": [*SYMBOLS, *EXACT, "max_steps=12"],
+    "symbols": [*TINY_SYMBOLS, *EXACT, "max_steps=12"],
+    "candidates": [*TINY_CANDIDATES, *EXACT, "max_steps=12"],
     "cnn": CNN,
 }
 

@@ -13,9 +13,11 @@ from tests.runs import (
     EXACT,
     INTERRUPTED,
     STOPPED,
+    TINY_CANDIDATES,
     TINY_CNN,
     TINY_GPT,
     TINY_PREFIX,
+    TINY_SYMBOLS,
     Once,
     Result,
     assert_same_bits,
@@ -45,6 +47,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: P
         ("gpt", 4, 2),
         ("gpt, documents", 4, 2),
         ("latent", 2, 1),
+        ("symbols", 2, 1),
+        ("candidates", 2, 1),
     ],
 )
 def test_exact_runs_go_on_at_any_number_of_ranks(
@@ -55,6 +59,8 @@ def test_exact_runs_go_on_at_any_number_of_ranks(
         "gpt": [*TINY_GPT, "log_interval=4"],
         "gpt, documents": [*TINY_GPT, "log_interval=4", "data.documents=true"],
         "latent": [*TINY_PREFIX, "log_interval=4", f"arch.readers={readers}"],
+        "symbols": [*TINY_SYMBOLS, "log_interval=4"],
+        "candidates": [*TINY_CANDIDATES, "log_interval=4"],
     }[what]
     stopped(tmp_path / "run", *line, *EXACT, ranks=before)
     again = train(tmp_path / "run", *line, *EXACT, ranks=after, timeout=200)

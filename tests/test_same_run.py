@@ -23,6 +23,7 @@ from tests.runs import (
     TINY_GPT,
     TINY_PREFIX,
     TINY_SUDOKU,
+    TINY_SYMBOLS,
     TINY_TRM,
     Once,
     Result,
@@ -43,6 +44,7 @@ RUNS = {
         *words("data_path=RAGGED epochs=16 eval_interval=8 puzzle_emb_lr=1e-2"),
     ],
     "sudoku": TINY_SUDOKU,
+    "symbols": TINY_SYMBOLS,
     "cnn": [*TINY_CNN, "max_steps=24", "ema=true"],
     "gpt": [*TINY_GPT, "ema=true", "ema_rate=0.9"],
     # embeddings tied, activations computed again
@@ -72,6 +74,7 @@ OTHERWISE = [
             ("trm, sgd", 3, "micro_batch_size=3"),
             ("trm, ragged puzzles", 3, ""),
             ("sudoku", 3, ""),
+            ("symbols", 3, "micro_batch_size=3"),
             ("cnn", 3, ""),
             ("cnn", 3, "sync=ddp micro_batch_size=4"),
             ("cnn", 2, "sync=fsdp micro_batch_size=4"),

@@ -38,6 +38,10 @@ from utils.errors import ConfigError
 BLANK = 1  # digit d is token d + 1, pad is 0
 OPEN, GIVEN, GUESSED, EXCLUDED = range(4)  # what is known of an option
 EPS = 1e-6
+Expansion = Annotated[
+    float, Field(gt=0, le=1000), Doc("hidden width, as a multiple of hidden_size")
+]
+Passes = Annotated[int, Field(ge=1, le=1000), Doc("exchanges of messages in a step")]
 
 
 class Unit(nn.Module):
@@ -54,22 +58,21 @@ class Unit(nn.Module):
         return F.linear(F.gelu(read_M, approximate="tanh"), self.reply)
 
 
-class SudokuInner(nn.Module):
-    """The net itself, which is compiled."""
+class OptionInner(nn.Module):
+    """The net itself, which is compiled: a state for each option, and passes in which options hear
+    of each other.
+    """
 
     start: Tensor
-    members_UT: Tensor  # 1 where a cell lies in a row, column or box
 
     def __init__(self, side: int, width: int, hidden: int) -> None:
         super().__init__()
         self.side = side
         self.register_buffer("start", lecun_normal(width, std=0.5))
-        self.register_buffer("members_UT", members(side), persistent=False)
         self.known = nn.Parameter(lecun_normal(4, 2 * hidden, std=0.5))
-        self.to_units = Linear(width, width)
-        self.cell, self.line, self.box = (Unit(side, width, hidden) for _ in range(3))
-        self.up = Linear(width, 2 * hidden)
-        self.down = Linear(hidden, width)
+
+    def add_heads(self, width: int) -> None:
+        """Adds the heads, after the layers of a subclass."""
         self.option_head = Linear(width, 1, bias=True)
         self.value_in = Linear(width, 2 * width)
         self.value_head = Linear(2 * width, 1, bias=True)
@@ -88,7 +91,25 @@ class SudokuInner(nn.Module):
         return z_BTND.detach(), logits_BTN, self.value_head.wide(votes_BD)[:, 0]
 
     def one_pass(self, z_BTND: Tensor, known_BTNF: Tensor) -> Tensor:
-        """Sends messages from the options to their units and back."""
+        """Returns the states after all options have heard of each other once."""
+        raise NotImplementedError
+
+
+class WiredInner(OptionInner):
+    """Options send messages to their units, and units reply."""
+
+    members_UT: Tensor  # 1 where a cell lies in a row, column or box
+
+    def __init__(self, side: int, width: int, hidden: int) -> None:
+        super().__init__(side, width, hidden)
+        self.register_buffer("members_UT", members(side), persistent=False)
+        self.to_units = Linear(width, width)
+        self.cell, self.line, self.box = (Unit(side, width, hidden) for _ in range(3))
+        self.up = Linear(width, 2 * hidden)
+        self.down = Linear(hidden, width)
+        self.add_heads(width)
+
+    def one_pass(self, z_BTND: Tensor, known_BTNF: Tensor) -> Tensor:
         batch, n, members_UT = len(z_BTND), self.side, self.members_UT.to(z_BTND.dtype)
         messages_BTNM = F.gelu(self.to_units(z_BTND), approximate="tanh")
         sums_BUNM = (members_UT @ messages_BTNM.flatten(2)).view(batch, 3 * n, n, -1)
@@ -104,25 +125,16 @@ class SudokuInner(nn.Module):
 class SudokuNet(nn.Module):
     """Casts the weights of the inner net, and makes its initial states."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        hidden_size: Width,
-        expansion: Annotated[
-            float, Field(gt=0, le=1000), Doc("hidden width, as a multiple of hidden_size")
-        ],
-        passes: Annotated[int, Field(ge=1, le=1000), Doc("exchanges of messages in a step")],
-        forward_dtype: ForwardDtype,
-    ) -> None:
+    def __init__(self, spec: Spec, passes: int, forward_dtype: str) -> None:
         super().__init__()
         side = math.isqrt(spec.seq_len)
         if side < 4 or (spec.seq_len, spec.vocab_size) != (side**2, side + 2):
             raise ConfigError(
-                f"arch=sudoku solves Sudoku boards, which {spec.name} does not hold; use"
-                " data=puzzles with boards, or another arch"
+                f"this net solves Sudoku boards, which {spec.name} does not hold; use data=puzzles"
+                " with boards, or another arch"
             )
         self.side, self.passes, self.dtype = side, passes, parse_dtype(forward_dtype)
-        self.inner = SudokuInner(side, hidden_size, max(1, round(expansion * hidden_size)))
+        self.inner: OptionInner
         self.compiled = False
 
     def compile(self, **options) -> None:  # type: ignore[override]
@@ -144,6 +156,21 @@ class SudokuNet(nn.Module):
         """
         weights = self.weights_in_dtype() if weights is None else weights
         return functional_call(self.inner, weights, (z_BTND, known_BTN, self.passes))
+
+
+class WiredNet(SudokuNet):
+    """Knows rows, columns and boxes."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        hidden_size: Width,
+        expansion: Expansion,
+        passes: Passes,
+        forward_dtype: ForwardDtype,
+    ) -> None:
+        super().__init__(spec, passes, forward_dtype)
+        self.inner = WiredInner(self.side, hidden_size, max(1, round(expansion * hidden_size)))
 
 
 def what_is_known(inputs_BT: Tensor, board_BT: Tensor, side: int) -> Tensor:

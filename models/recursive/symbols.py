@@ -70,19 +70,22 @@ class SymbolBlock(nn.Module):
     of their own cell.
     """
 
-    def __init__(self, sizes: SymbolSizes, side: int) -> None:
+    def __init__(
+        self, width: int, hidden: int, heads: int, side: int, eps: float, mlp_norm: bool
+    ) -> None:
         super().__init__()
-        width, self.eps = sizes.hidden_size, sizes.rms_norm_eps
-        hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
-        self.norm_eps = self.eps if sizes.mlp_norm else None
-        self.mixer = GridMixer(width, sizes.num_heads, side)
+        self.eps, self.norm_eps = eps, eps if mlp_norm else None
+        self.mixer = GridMixer(width, heads, side)
         self.cells_proj = Linear(width, hidden)
         self.symbols_proj = Linear(width, hidden)
         self.gate_up_proj = Linear(width, 2 * hidden)
         self.down_proj = Linear(hidden, width)
 
-    def forward(self, x_BTND: Tensor) -> Tensor:
-        gate_BTNF, up_BTNF = self.gate_up_proj(x_BTND).chunk(2, dim=-1)
+    def forward(self, x_BTND: Tensor, hint_BTNF: Tensor | None = None) -> Tensor:
+        """A hint is added to gates and what they let through, before they hear the others."""
+        both_BTNF = self.gate_up_proj(x_BTND)
+        both_BTNF = both_BTNF if hint_BTNF is None else both_BTNF + hint_BTNF
+        gate_BTNF, up_BTNF = both_BTNF.chunk(2, dim=-1)
         gate_BTNF = gate_BTNF + self.cells_proj(self.mixer(x_BTND))
         gate_BTNF = gate_BTNF + self.symbols_proj(x_BTND.mean(2, keepdim=True))
         return rms_norm(x_BTND + self.down_proj(gated(gate_BTNF, up_BTNF, self.norm_eps)), self.eps)
@@ -120,7 +123,15 @@ class SymbolInner(Inner):
         with torch.no_grad():  # at first, the net almost never halts, which bootstraps faster
             self.q_head.weight.zero_()
             self.q_head.bias.fill_(-5.0)  # type: ignore[union-attr]
-        self.level = Level([SymbolBlock(sizes, side) for _ in range(sizes.L_layers)])
+        hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
+        self.level = Level(
+            [
+                SymbolBlock(
+                    width, hidden, sizes.num_heads, side, sizes.rms_norm_eps, sizes.mlp_norm
+                )
+                for _ in range(sizes.L_layers)
+            ]
+        )
         self.register_buffer("z_init", lecun_normal(width, std=1.0))
 
     def starts(self) -> dict[str, Tensor]:

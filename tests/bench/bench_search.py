@@ -1,8 +1,8 @@
-"""The search of `arch=sudoku` by a trained net, and by what stands in for it.
+"""The search of `arch=sudoku` or `arch=candidates` by a trained net, and by what stands in for it.
 
 python -m tests.bench.bench_search RUN DATA [BOARDS]
 
-RUN is a run of experiment=sudoku_extreme_cpu, DATA a folder of boards whose test set is searched.
+RUN is a run of one of them, DATA a folder of boards whose test set is searched.
 The first of the stand-ins fills in naked and hidden singles and knows a contradiction when it sees
 one; the last is the net before training, on few boards. A state is one board that a step of the
 search looks at.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from data.recursive.sudoku import geometry, propagate, search, to_masks
 from models.language import targets
+from models.recursive.candidates import CandidateNet
 from models.recursive.search import NEVER, Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK, GIVEN, GUESSED, SudokuNet
 from tests.making import make_objective, make_source
@@ -61,7 +61,7 @@ class Singles:
 
 def main() -> None:
     if len(sys.argv) < 3:
-        print("skipped: give RUN, a run of experiment=sudoku_extreme_cpu, and DATA")
+        print("skipped: give RUN, a run of arch=candidates or arch=sudoku, and DATA")
         return
     run, data, *boards = sys.argv[1:]
     count = int(boards[0]) if boards else BOARDS
@@ -69,18 +69,22 @@ def main() -> None:
     (examples,) = source.eval_sets().values()
     count = min(count, len(examples))
     rows = examples.read(np.arange(count))
-    objective = make_objective("sudoku", source.spec)
-    trained = targets.load_frozen(run, source.spec, "float32", (SudokuNet,), "give arch=sudoku").net
-    rules = objective.rules
+    trained = targets.load_frozen(
+        run, source.spec, "float32", (SudokuNet,), "give arch=sudoku or arch=candidates"
+    ).net
+    kind = "candidates" if isinstance(trained, CandidateNet) else "sudoku"
+    untrained = make_objective(kind, source.spec)
+    rules = untrained.keys
     singles = Singles(math.isqrt(source.spec.seq_len))
     print(f"{count} boards of {data}, one thread: {run}")
     print("| what guides the search | boards | solved | 95 % | accepted wrongly | states | CPU s |")
     print("|---|---|---|---|---|---|---|")
     print_row("naked and hidden singles, no net", *measure(singles, rows, rules))
     print_row("the net", *measure(trained, rows, rules))
-    print_row("the net, a beam of 1", *measure(trained, rows, replace(rules, beam=1, waiting=0)))
+    alone = rules.model_copy(update={"beam": 1, "waiting": 0})
+    print_row("the net, a beam of 1", *measure(trained, rows, alone))
     few = {name: values[:FEW] for name, values in rows.items()}
-    print_row("the net, untrained", *measure(objective.model, few, rules))
+    print_row("the net, untrained", *measure(untrained.model, few, rules))
     before = time.process_time()
     found = search(to_masks(rows["inputs"].astype(np.int64) - BLANK, singles.side), singles.side, 2)
     seconds, solved = time.process_time() - before, int((found.counts == 1).sum())

@@ -27,10 +27,12 @@ from tests.models.test_laws import MyObjective
 from tests.ranks import ROOT
 from tests.runs import (
     FLOAT32,
+    TINY_CANDIDATES,
     TINY_CNN,
     TINY_GPT,
     TINY_PREFIX,
     TINY_SUDOKU,
+    TINY_SYMBOLS,
     TINY_TRM,
     Once,
     config_of,
@@ -81,11 +83,8 @@ LINES = {
         "arch.L_cycles=3",
         *(each for each in TINY_TRM[1:] if not each.startswith(("arch", "puzzle_emb"))),
     ],
-    "symbols puzzles": [
-        "arch=symbols",
-        "arch.hidden_size=8",
-        *(each for each in TINY_TRM[1:] if not each.startswith(("arch", "puzzle_emb"))),
-    ],
+    "symbols puzzles": TINY_SYMBOLS,
+    "candidates puzzles": TINY_CANDIDATES,
     "sudoku puzzles": TINY_SUDOKU,
     "cnn digits": TINY_CNN,
     "cnn mnist": [*TINY_CNN, "data=mnist", "data_path={mnist}"],
