@@ -33,6 +33,7 @@ from data.recursive.maze import (
     LONGEST_SIDE,
     START,
     generate,
+    generate_unique,
     is_square,
     leads,
     square_symmetries,
@@ -82,7 +83,9 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     side = options.size
     counts = generated_counts(options)
     wanted = sum(counts.values())
-    min_path = round(side * 11 / 3) if options.min_path is None else options.min_path
+    usual = side * 10 // 3 + 1 if options.unique else round(side * 11 / 3)
+    min_path = usual if options.min_path is None else options.min_path
+    drawn = generate_unique if options.unique else generate
     if not 2 <= min_path <= side * side:
         raise ConfigError(
             f"--min-path {min_path}: a path in a maze of size {side} has 2 to {side * side} cells;"
@@ -93,7 +96,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
         for chunk in count():
             # the smallest of its eight images names a maze: of those that turn into each other, the
             # first is kept
-            for maze in generate(side, min_path, options.seed, chunk):
+            for maze in drawn(side, min_path, options.seed, chunk):
                 kept.setdefault(min(image.tobytes() for image in images(maze[0][None])), maze)
             bar.update(min(len(kept), wanted) - bar.n)
             if len(kept) >= wanted:
@@ -113,7 +116,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
 
 def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a line about it."""
-    check_options(options, "min_path")
+    check_options(options, "min_path", "unique")
     with new_folder(options.output_dir) as folder:
         boards = make(options) if options.size is not None else convert(options, parse_rows)
         vocab_size = 1 + len(CHARACTERS)
@@ -143,6 +146,12 @@ def parser() -> argparse.ArgumentParser:
         "--min-path",
         type=int,
         help="cells of a generated path, ends included; by default 11/3 of the size, 110 for 30",
+    )
+    options.add_argument(
+        "--unique",
+        action="store_true",
+        default=None,
+        help="mazes with one path alone, of 101 to 141 cells for size 30",
     )
     return options
 

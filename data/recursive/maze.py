@@ -21,6 +21,7 @@ CHARACTERS = "# SGo"  # a character's token is its place, from 1 on
 PAD, WALL, FREE, START, GOAL, PATH = range(6)
 LONGEST_SIDE = 64  # the generator keeps a row of cells in the bits of a number
 BOARDS_AT_ONCE = 2048  # boards that the generator tries at once
+CARVED_AT_ONCE = 64  # those with one path: nearly each of them is long enough
 WALLS = (77, 129)  # of 256 cells, drawn anew for each board: 30 to 50 %
 LOOKS = 8  # steps between two looks at which boards go on
 MANY = 32  # goals in a board that is kept for sure
@@ -208,10 +209,57 @@ def generate(
         found = search(tokens, int(starts[board]))
         goals = [cell for cell, far in enumerate(found.distance) if far >= min_path - 1]
         if rng.random() < len(goals) / MANY:
-            path = found.path_to(goals[rng.integers(len(goals))])
-            tokens[path[0]], tokens[path[-1]] = START, GOAL
-            mazes.append((tokens, _with_path(tokens, path)))
+            mazes.append(_maze(tokens, found, goals, rng))
     return mazes
+
+
+def generate_unique(
+    side: int, min_path: int, seed: int, chunk: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns mazes of one path each, with their answers: between any two free cells there is only
+    one. Paths have `min_path` cells or up to 4/3 of the side more, all lengths equally likely.
+    """
+    rng = np.random.default_rng([seed, chunk])
+    mazes = []
+    for _ in range(CARVED_AT_ONCE):
+        tokens = carved(side, rng)
+        far = min_path - 1 + int(rng.integers(side * 4 // 3 + 1))
+        found = search(tokens, int(rng.choice(np.flatnonzero(tokens == FREE))))
+        if goals := [cell for cell, distance in enumerate(found.distance) if distance == far]:
+            mazes.append(_maze(tokens, found, goals, rng))
+    return mazes
+
+
+def carved(side: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns a board whose free cells form a tree: a random walk opens every second row and column
+    and the walls between them, and goes back where all is open.
+    """
+    tokens = np.full(side * side, WALL, np.uint8)
+    last = side - 2 + side % 2  # the wall beyond the walk; an even side has one more
+    walk = [side + 1]
+    tokens[walk] = FREE
+    while walk:
+        row, column = divmod(walk[-1], side)
+        inside = {side: row + 2 < last, -side: row > 2, 1: column + 2 < last, -1: column > 2}
+        steps = [
+            step for step, fits in inside.items() if fits and tokens[walk[-1] + 2 * step] == WALL
+        ]
+        if not steps:
+            walk.pop()
+            continue
+        step = steps[rng.integers(len(steps))]
+        tokens[[walk[-1] + step, walk[-1] + 2 * step]] = FREE
+        walk.append(walk[-1] + 2 * step)
+    return tokens
+
+
+def _maze(
+    tokens: np.ndarray, found: Reached, goals: list[int], rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a maze to one of these goals, and its answer."""
+    path = found.path_to(goals[rng.integers(len(goals))])
+    tokens[path[0]], tokens[path[-1]] = START, GOAL
+    return tokens, _with_path(tokens, path)
 
 
 def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int) -> np.ndarray:

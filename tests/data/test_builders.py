@@ -67,6 +67,7 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("maze", CSV, table("a,S  x,So x,3"), "line 2 has a question with characters"),
     ("maze", CSV, table("a,SS G,SSoG,3"), "line 2 has a question without one S"),
     ("maze", CSV, table("a,S  G,SooG,3"), "an answer that is not the question"),
+    ("maze", CSV + " --unique", table("a,S G,SoG,3"), "--unique: is for generated puzzles"),
     ("arc", "", {}, "--train, --test"),
     ("arc", "--train nowhere", {}, "--train nowhere"),
     ("arc", TEST, {}, "holds no .json files"),
@@ -139,8 +140,9 @@ RECORDED = {
     "sudoku --size 9 --train 24 --test 8 --num-aug 2": "d0bae7d3bb0c890e",
     "sudoku --size 9 --blanks 56 --min-guesses 1 --train 10 --test 4": "760b1e4fcc99a099",
     "maze --size 10 --min-path 16 --train 20 --test 8 --augment": "6dda0199b1664d8e",
+    "maze --size 12 --unique --train 20 --test 8": "5852c39170413c4d",
     "arc --train {folder}/in --num-aug 9": "e0e0cc30d97cb1c4",
-    "grids --train {folder}/a --test {folder}/b --permute 1 2 3 --num-aug 4": "dd6b575aeb1676da",
+    "grids --train {folder}/a --test {folder}/b --permute 1 2 3 --num-aug 4": "ccea4df5c9315b9b",
     "tokens --input {folder}/in/task_a.json --tokenizer bytes": "4aa2805eb64c1aee",
 }
 

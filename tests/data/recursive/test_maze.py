@@ -21,6 +21,7 @@ from data.recursive.maze import (
     MazePaths,
     cut,
     generate,
+    generate_unique,
     is_maze,
     leads,
     search,
@@ -90,6 +91,40 @@ def test_generated_mazes_are_what_was_asked_for() -> None:
         assert np.array_equal(solve(maze), answer)
     walls = np.mean([(maze == WALL).mean() for maze, _ in generate(40, 40, 0, 0)])
     assert 0.25 < walls < 0.45, "sides beyond 32 take wider numbers"
+
+
+def shortest_paths(maze: np.ndarray) -> int:
+    """Counts them by adding up, cell by cell, those that lead to it."""
+    start, goal = int((maze == START).argmax()), int((maze == GOAL).argmax())
+    side, far = round(len(maze) ** 0.5), naive_distances(maze, start)
+    paths = np.zeros((side + 2, side + 2), np.int64)
+    paths[1 + start // side, 1 + start % side] = 1
+    for cell in sorted(range(len(maze)), key=lambda cell: far[cell]):
+        row, column = 1 + cell // side, 1 + cell % side
+        for down, right in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+            before = (row + down - 1) * side + column + right - 1
+            inside = 0 < row + down <= side and 0 < column + right <= side
+            if inside and far[before] == far[cell] - 1 < 10**6:
+                paths[row, column] += paths[row + down, column + right]
+    return int(paths[1 + goal // side, 1 + goal % side])
+
+
+@pytest.mark.parametrize("side", [12, 15])
+def test_unique_mazes_have_one_shortest_path(side: int) -> None:
+    assert any(shortest_paths(maze) > 1 for maze, _ in SMALL)
+    mazes = generate_unique(side, 20, 3, 0)
+    lengths = set()
+    for maze, answer in mazes:
+        assert shortest_paths(maze) == 1
+        assert leads(maze[None], answer[None])[0]
+        lengths.add(int((answer == PATH).sum()) + 2)
+    assert (min(lengths), max(lengths)) == (20, 20 + side * 4 // 3)
+    assert len(mazes) > 40
+    free = (maze != WALL).reshape(side, side)
+    used = side - 1 + side % 2
+    assert not free[:: used - 1].any(), "there are walls all around"
+    assert not free[:, :: used - 1].any()
+    assert free[1:used:2, 1:used:2].all(), "every cell of the walk is open"
 
 
 def test_of_several_shortest_paths_the_published_one_is_marked() -> None:
