@@ -47,7 +47,6 @@ TINY_TRM = words("""
 # noise in training and in evaluations
 NOISY = words("""
     arch.random_start=true arch.damping=0.05 arch.path_noise=0.1 arch.eval_noise=0.3 arch.chains=3
-    arch.loss.step_decay=0.7
 """)
 # guesses, some of them corrected, boards of different lengths
 TINY_SUDOKU = words("""

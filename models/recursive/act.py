@@ -58,14 +58,8 @@ class ActObjective(Objective):
         label_smoothing: Annotated[
             float, Field(ge=0, lt=1), Doc("share of the target that is spread over all tokens")
         ],
-        step_decay: Annotated[
-            float,
-            Field(gt=0, le=1),
-            Doc("weight of each thinking step in the loss, relative to the step before"),
-        ],
     ) -> None:
         super().__init__(model)
-        self.step_decay = step_decay
         self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
 
     def initial_carry(self, batch: Batch) -> ActCarry:
@@ -81,8 +75,8 @@ class ActObjective(Objective):
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
         weights = self.model.weights_in_dtype()  # once for both passes of HRM
         inputs = carry.batch["inputs"]
-        state = self.model.disturbed(carry.state, ctx.noise, self.model.sizes.path_noise)
-        state, logits_BTV, q_B2 = self.model(state, inputs, rows, weights)
+        noise = self.model.path_noise(ctx.noise, carry.state, self.model.sizes.path_noise)
+        state, logits_BTV, q_B2 = self.model(carry.state, inputs, rows, weights, noise)
 
         # the slots that halt now begin the next step with other puzzles
         target = None
@@ -158,14 +152,11 @@ class ActObjective(Objective):
         with torch.no_grad():
             right_B = _right_cells(logits_BTV, labels_BT)
             solved_B = right_B == cells_B
-        weight_B = valid_B
-        if self.training and self.step_decay < 1:
-            weight_B = valid_B * self.step_decay ** (steps - 1).double()
         divisor_B = cells_B.clamp_min(1)  # puzzles count alike, however many cells they have
         token_loss_B = self.token_loss(logits_BTV, labels_BT).sum(-1) / divisor_B
-        token_loss = (token_loss_B * weight_B).sum()
+        token_loss = (token_loss_B * valid_B).sum()
         # the halting logit learns whether the answer is right as it stands
-        halt_loss = _q_loss(q_B2[:, 0], solved_B.to(q_B2.dtype), weight_B)
+        halt_loss = _q_loss(q_B2[:, 0], solved_B.to(q_B2.dtype), valid_B)
         loss, weight = token_loss + 0.5 * halt_loss, valid_B.sum()
 
         # as published, metrics count a puzzle once, when its slot halts
@@ -180,7 +171,7 @@ class ActObjective(Objective):
             "q_halt_loss": (halt_loss.detach(), weight),
         }
         if target is not None:
-            continue_loss = _q_loss(q_B2[:, 1], target, weight_B)
+            continue_loss = _q_loss(q_B2[:, 1], target, valid_B)
             loss = loss + 0.5 * continue_loss
             metrics["q_continue_loss"] = (continue_loss.detach(), weight)
         return loss, weight, metrics
@@ -195,9 +186,9 @@ def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     return ((labels_BT != IGNORE) & (logits_BTV.argmax(-1) == labels_BT)).sum(-1)
 
 
-def _q_loss(logits_B: Tensor, target_B: Tensor, weight_B: Tensor) -> Tensor:
+def _q_loss(logits_B: Tensor, target_B: Tensor, valid_B: Tensor) -> Tensor:
     loss_B = F.binary_cross_entropy_with_logits(logits_B, target_B, reduction="none")
-    return (loss_B * weight_B).sum()
+    return (loss_B * valid_B).sum()
 
 
 def stablemax_cross_entropy(

@@ -75,9 +75,9 @@ class Chains:
         chain that answers for each puzzle.
         """
         sizes, before = self._model.sizes, self._state
-        start = self._model.disturbed(before, self._noise(step), sizes.eval_noise)
+        noise = self._model.path_noise(self._noise(step), before, sizes.eval_noise)
         self._state, logits_CTV, q_C2 = self._model(
-            start, self._inputs_CT, self._rows_CP, self._weights
+            before, self._inputs_CT, self._rows_CP, self._weights, noise
         )
         if sizes.chains == 1:
             return logits_CTV, q_C2

@@ -8,6 +8,7 @@ grids such as mazes. One rule holds in every cell; word travels one cell in each
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
 
 import torch
@@ -77,8 +78,16 @@ class GridInner(SequenceInner):
         )
         self.L_init.fill_(UNREACHED)
 
+    @property
+    def passes(self) -> int:
+        return 0  # noise would drown how values rise and fall
+
     def forward(
-        self, state: State, tokens_BT: Tensor, puzzle_BP: Tensor | None
+        self,
+        state: State,
+        tokens_BT: Tensor,
+        puzzle_BP: Tensor | None,
+        noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
         z_H, z_L = state
         grid_BSS = tokens_BT.unflatten(1, (self.side, self.side))

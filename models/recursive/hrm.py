@@ -4,6 +4,8 @@ high level.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,9 @@ class HRMInner(SequenceInner):
         self.H_level = self.level(sizes.H_layers)
         self.L_level = self.level(sizes.L_layers)
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+    def recur(
+        self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]
+    ) -> State:
         z_H, z_L = state
         high, low = self.sizes.H_cycles, self.sizes.L_cycles
         # the paper's one-step gradient: what came before the last passes is taken as given
@@ -37,11 +41,11 @@ class HRMInner(SequenceInner):
                 injected = z_H + x_BLD
                 last_round = round_ == high - 1
                 for _ in range(low - last_round):
-                    z_L = self.L_level(z_L, injected, cos_sin)
+                    z_L = self.L_level(z_L, injected, cos_sin, next(noise, None))
                 if not last_round:
-                    z_H = self.H_level(z_H, z_L, cos_sin)
-        z_L = self.L_level(z_L, z_H + x_BLD, cos_sin)
-        return self.H_level(z_H, z_L, cos_sin), z_L
+                    z_H = self.H_level(z_H, z_L, cos_sin, next(noise, None))
+        z_L = self.L_level(z_L, z_H + x_BLD, cos_sin, next(noise, None))
+        return self.H_level(z_H, z_L, cos_sin, next(noise, None)), z_L
 
 
 class HRM(RecursiveNet):

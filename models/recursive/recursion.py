@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -48,9 +49,9 @@ class Sizes(Keys):
     random_start: bool
     """Each puzzle begins in states of its own, drawn at random"""
     damping: Annotated[float, Field(ge=0, lt=1)]
-    """Share of its old state that a thinking step keeps"""
+    """Share of its old state that each pass through the blocks keeps"""
     path_noise: NonNegativeFloat
-    """Standard deviation of the noise before each thinking step of training"""
+    """Standard deviation of the noise after each pass in training"""
     eval_noise: Annotated[NonNegativeFloat, SAME_RUN]
     """The same for evaluations"""
     chains: Annotated[PositiveInt, SAME_RUN]
@@ -74,15 +75,23 @@ class Sizes(Keys):
 class Level(nn.Module):
     """A stack of blocks that is applied again and again, each time to its state plus an input."""
 
-    def __init__(self, blocks: list[nn.Module]) -> None:
+    def __init__(self, blocks: list[nn.Module], damping: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(blocks)
+        self.layers, self.damping = nn.ModuleList(blocks), damping
 
-    def forward(self, state: Tensor, injected: Tensor, cos_sin: CosSin | None = None) -> Tensor:
+    def forward(
+        self,
+        state: Tensor,
+        injected: Tensor,
+        cos_sin: CosSin | None = None,
+        noise: Tensor | None = None,
+    ) -> Tensor:
         x = state + injected
         for block in self.layers:
             x = block(x) if cos_sin is None else block(x, cos_sin)
-        return x
+        if self.damping:
+            x = self.damping * state + (1 - self.damping) * x  # lerp rounds otherwise than EqR
+        return x if noise is None else x + noise
 
 
 class Inner(nn.Module):
@@ -96,6 +105,11 @@ class Inner(nn.Module):
         self.sizes = sizes
         self.puzzle_emb = None
 
+    @property
+    def passes(self) -> int:
+        """The number of passes in a thinking step; 0: of a kind without damping and noise."""
+        return 0
+
     def starts(self) -> dict[str, Tensor]:
         """Returns the numbers [D] that each state begins with at every position, by its name."""
         raise NotImplementedError
@@ -108,7 +122,7 @@ class Inner(nn.Module):
         self, state: State, tokens_BT: Tensor, puzzle_BP: Tensor | None
     ) -> tuple[State, Tensor, Tensor]:
         """Does one thinking step. Returns the new state, without gradients, the logits of each
-        token, and two halting logits.
+        token, and two halting logits. A net with `passes` may also get the noise of each.
         """
         raise NotImplementedError
 
@@ -119,7 +133,12 @@ class RecursiveNet(nn.Module):
     def __init__(self, inner: Inner) -> None:
         super().__init__()
         self.inner = inner
-        self.sizes = inner.sizes
+        self.sizes = sizes = inner.sizes
+        if not inner.passes and (sizes.damping or sizes.path_noise or sizes.eval_noise):
+            raise ConfigError(
+                "arch.damping, arch.path_noise and arch.eval_noise act on the passes of HRM and"
+                " TRM; leave them at 0 with this net"
+            )
         self.compiled = False
 
     def compile(self, **options) -> None:  # type: ignore[override]
@@ -144,16 +163,13 @@ class RecursiveNet(nn.Module):
             return tuple(z.to(self.dtype) for z in drawn)
         return tuple(start.to(self.dtype).expand(shape) for start in starts.values())
 
-    def disturbed(self, state: State, noise: Noise, std: float) -> State:
-        """Returns the state with noise of a standard deviation, with which a path leaves the basin
-        of a wrong answer.
+    def path_noise(self, noise: Noise, state: State, std: float) -> Sequence[Tensor]:
+        """Returns noise of a standard deviation for each pass of a thinking step, with which a path
+        leaves the basin of a wrong answer; none if the deviation is 0.
         """
-        if not std:
-            return state
-        return tuple(
-            z + (std * noise.truncated_normal(f"path of {name}", z.shape)).to(z.dtype)
-            for name, z in zip(self.inner.starts(), state, strict=True)
-        )
+        # drawn outside the compiled net; all passes together take the memory of as many states
+        passes, (z, *_) = range(self.inner.passes if std else 0), state
+        return [(std * noise.normal(f"pass {i}", z.shape)).to(z.dtype) for i in passes]
 
     def puzzle_rows(self, ids_B: Tensor) -> Tensor | None:
         """Returns this step's rows of the puzzle table, in the forward dtype."""
@@ -166,16 +182,13 @@ class RecursiveNet(nn.Module):
         tokens_BT: Tensor,
         rows_BP: Tensor | None,
         weights: dict[str, Tensor] | None,
+        noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
         """Does one step of reasoning: returns the new state, token logits and halting logits."""
-        arguments = (state, tokens_BT, rows_BP)
+        arguments = (state, tokens_BT, rows_BP, *([noise] if noise else []))
         if weights is None:
-            new, logits_BTV, q_B2 = self.inner(*arguments)
-        else:
-            new, logits_BTV, q_B2 = functional_call(self.inner, weights, arguments)
-        if damping := self.sizes.damping:
-            new = tuple(z.lerp(old, damping) for z, old in zip(new, state, strict=True))
-        return new, logits_BTV, q_B2
+            return self.inner(*arguments)
+        return functional_call(self.inner, weights, arguments)
 
     def wants_to_halt(self, q_B2: Tensor) -> Tensor:
         """Returns which slots want to halt: in TRM if the halting logit is positive, in HRM if it

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -64,7 +64,9 @@ class SequenceSizes(Sizes):
     num_heads: PositiveInt
     puzzle_emb_ndim: NonNegativeInt
     puzzle_emb_len: NonNegativeInt
-    """Positions before the tokens; 0: as many as puzzle_emb_ndim fills"""
+    """Positions before the tokens; 0: as many as puzzle_emb_ndim fills. Without any, the halting
+    logits are read from the first token
+    """
     pos_encodings: Literal["rope", "rope2d", "learned", "none"]
     """rope2d: for a square grid"""
     rope_theta: PositiveFloat
@@ -84,11 +86,6 @@ class SequenceSizes(Sizes):
             raise ConfigError(
                 f"arch.num_heads={self.num_heads} gives heads of {head}; "
                 f"{self.pos_encodings} needs multiples of {ROPES[self.pos_encodings].share}"
-            )
-        if not self.prefix:
-            raise ConfigError(
-                "arch.puzzle_emb_ndim=0 with arch.puzzle_emb_len=0 leaves no position to read the"
-                " halting logits from"
             )
         if self.puzzle_emb_ndim > self.prefix * self.hidden_size:
             raise ConfigError(
@@ -167,9 +164,10 @@ class SequenceInner(Inner):
             )
         elif sizes.pos_encodings == "learned":
             self.embed_pos = Embedding(self.positions, width, std)
-        # buffers, as published: initial states do not train
-        self.register_buffer("H_init", lecun_normal(width, std=1.0))
-        self.register_buffer("L_init", lecun_normal(width, std=1.0))
+        # buffers, as published: initial states do not train; EqR, which draws them, saves none
+        saved = not sizes.random_start
+        self.register_buffer("H_init", lecun_normal(width, std=1.0), persistent=saved)
+        self.register_buffer("L_init", lecun_normal(width, std=1.0), persistent=saved)
 
     def starts(self) -> dict[str, Tensor]:
         return {"z_H": self.H_init, "z_L": self.L_init}
@@ -190,18 +188,31 @@ class SequenceInner(Inner):
             [
                 Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mixed)
                 for _ in range(layers)
-            ]
+            ],
+            sizes.damping,
         )
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
-        """Runs all cycles of one step; gradients flow only through the last ones."""
+    @property
+    def passes(self) -> int:
+        return self.sizes.H_cycles * (self.sizes.L_cycles + 1)
+
+    def recur(
+        self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]
+    ) -> State:
+        """Runs all cycles of one step, with the next noise, if any, in each pass; gradients flow
+        only through the last ones.
+        """
         raise NotImplementedError
 
     def forward(
-        self, state: State, tokens_BT: Tensor, puzzle_BP: Tensor | None
+        self,
+        state: State,
+        tokens_BT: Tensor,
+        puzzle_BP: Tensor | None,
+        noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
         cos_sin = self.rotary_emb() if self.sizes.pos_encodings in ROPES else None
-        z_H, z_L = self.recur(state, self.embed(tokens_BT, puzzle_BP), cos_sin)
+        z_H, z_L = self.recur(state, self.embed(tokens_BT, puzzle_BP), cos_sin, iter(noise))
         # the answer is read from z_H alone; halting from its first position, which is no token
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
         return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])

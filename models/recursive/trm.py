@@ -4,6 +4,8 @@ levels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -22,19 +24,23 @@ class TRMInner(SequenceInner):
         super().__init__(sizes, spec)
         self.L_level = self.level(sizes.L_layers)
 
-    def recur(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+    def recur(
+        self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]
+    ) -> State:
         with torch.no_grad():
             for _ in range(self.sizes.H_cycles - 1):
-                state = self.one_round(state, x_BLD, cos_sin)
-        return self.one_round(state, x_BLD, cos_sin)
+                state = self.one_round(state, x_BLD, cos_sin, noise)
+        return self.one_round(state, x_BLD, cos_sin, noise)
 
-    def one_round(self, state: State, x_BLD: Tensor, cos_sin: CosSin | None) -> State:
+    def one_round(
+        self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]
+    ) -> State:
         """Refines z_L `L_cycles` times, then z_H once."""
         z_H, z_L = state
         question_and_answer = z_H + x_BLD
         for _ in range(self.sizes.L_cycles):
-            z_L = self.L_level(z_L, question_and_answer, cos_sin)
-        return self.L_level(z_H, z_L, cos_sin), z_L
+            z_L = self.L_level(z_L, question_and_answer, cos_sin, next(noise, None))
+        return self.L_level(z_H, z_L, cos_sin, next(noise, None)), z_L
 
 
 class TRM(RecursiveNet):

@@ -86,14 +86,10 @@ def test_the_best_of_several_chains_answers(judge: str) -> None:
         drawn = zlib.crc32(batch["inputs"][row].numpy().tobytes())
         state = net.model.fresh_state(Noise(0, 0, [drawn]), *puzzle["inputs"].shape)
         for step in range(STEPS):
-            noise = Noise(0, step, [drawn])
-            noisy = [
-                z + 0.5 * noise.truncated_normal(f"path of {name}", z.shape)
-                for name, z in zip(("z_H", "z_L"), state, strict=True)
-            ]
+            noise = net.model.path_noise(Noise(0, step, [drawn]), state, 0.5)
             rows = net.model.puzzle_rows(puzzle["puzzle_identifiers"])
             before = state
-            state, logits, q = net.model(noisy, puzzle["inputs"], rows, None)
+            state, logits, q = net.model(state, puzzle["inputs"], rows, None, noise)
         change = torch.cat([(z - old).flatten(1) for z, old in zip(state, before, strict=True)], 1)
         best = int(q[:, 0].argmax() if judge == "halting" else change.norm(dim=1).argmin())
         chosen.add(best)

@@ -1,4 +1,4 @@
-"""Numbers recorded from the published HRM and TRM implementations (see tests/golden/README.md)."""
+"""Numbers recorded from the published code of HRM, TRM and EqR (see tests/golden/README.md)."""
 
 from __future__ import annotations
 
@@ -127,3 +127,25 @@ def test_six_steps_from_init_to_final(name: str) -> None:
 @pytest.mark.parametrize("name", [*NAMES, *(f"steps_{name}" for name in NAMES)])
 def test_evaluation_of_the_final_weights(name: str) -> None:
     evaluation(Recording(name), name)
+
+
+def test_eqr_is_trm_that_is_damped_and_disturbed_in_each_pass() -> None:
+    """From drawn states, without a prefix or stored initial states, as EqR evaluates."""
+    data = np.load(GOLDEN / "eqr.npz", allow_pickle=False)
+    meta = json.loads(str(data["meta"]))
+    theirs = meta["config"]
+    spec = Spec(theirs.pop("vocab_size"), theirs.pop("seq_len"), table_rows=1)
+    eqr = {"random_start": True, "puzzle_emb_ndim": 0, "puzzle_emb_len": 0}
+    eqr |= {"damping": 1 - theirs.pop("lambda_"), "path_noise": theirs.pop("noise_scale")}
+    objective = make_objective("trm", spec, **eqr, **theirs).eval()
+    weights = [name for name in data.files if name.startswith("final/")]
+    objective.load_state_dict({name.split("/")[1]: torch.tensor(data[name]) for name in weights})
+    inputs = torch.tensor(data["inputs"])
+    state = objective.model.fresh_state(Noise(meta["noise_seed"], 0, range(1)), *inputs.shape)
+    for step in range(3):
+        noise = Noise(meta["noise_seed"], step, range(1))
+        passes = objective.model.path_noise(noise, state, objective.model.sizes.eval_noise)
+        with torch.no_grad():
+            state, logits, q = objective.model(state, inputs, None, None, passes)
+        for name, value in (("logits", logits), ("q_halt_logits", q[:, 0])):
+            assert_close(value, torch.tensor(data[f"step{step}/{name}"]), rtol=1e-5, atol=1e-5)
