@@ -24,6 +24,7 @@ from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
 from data.recursive.puzzle_files import sample
 from data.recursive.puzzle_pool import EmbeddedKeys, Member, Pool, PuzzleEvalSet, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
+from data.recursive.sudoku import reveal
 from utils.command.marks import MAY_CHANGE, Fraction, Keys
 from utils.errors import ConfigError, short
 from utils.noise import generator
@@ -52,6 +53,9 @@ class PuzzleKeys(Keys):
     puzzle: Annotated[str | None, MAY_CHANGE]
     """With eval_only: a puzzle of your own, or a file of them, to be answered"""
 
+    revealed: Fraction
+    """Sudoku: in half of the boards of training, up to this share of the blanks is filled in"""
+
     whole_paths_from: Fraction | None
     """Mazes: paths are cut into pieces, which grow from a few cells to the whole path until this
     share of the steps is done"""
@@ -70,7 +74,13 @@ class PuzzleSource(Source):
             run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
         )
         first = train[0].split.metadata
-        self._run, self._whole_paths_from = run, keys.whole_paths_from
+        self._run, self._revealed = run, keys.revealed
+        self._whole_paths_from = keys.whole_paths_from
+        if keys.revealed and {*map(kind_of_set, train)} != {"sudoku"}:
+            raise ConfigError(
+                f"data.revealed={keys.revealed}: only Sudoku boards have blanks to fill in; give"
+                " data_path=<built boards>, or 0"
+            )
         if keys.whole_paths_from is not None and {*map(kind_of_set, train)} != {"maze"}:
             raise ConfigError(
                 f"data.whole_paths_from={keys.whole_paths_from}: only mazes have paths; give"
@@ -128,6 +138,9 @@ class PuzzleSource(Source):
             self._drawn = (step, *self._draw(step))
         _, rows, ids = self._drawn
         inputs, labels = self._pool.read(shard_rows(rows, shard, self._run.shards))
+        if self._revealed:
+            rng = generator(self._run.seed, "reveal", step, shard)
+            inputs = reveal(inputs, labels, self._revealed, rng)
         if self._whole_paths_from is not None:
             done = step / max(1.0, self._whole_paths_from * self.length.total_steps)
             longest = round(5 * self.spec.seq_len ** (min(1.0, done) / 2))  # from 5 to 5 sides

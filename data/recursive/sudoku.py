@@ -62,6 +62,17 @@ def is_solved(boards: np.ndarray, size: int) -> np.ndarray:
     return (np.bitwise_or.reduce(bits[:, geo.units], axis=2) == geo.full).all(axis=1)
 
 
+def reveal(
+    inputs: np.ndarray, labels: np.ndarray, most: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Fills in some blanks of half of the boards, each blank with a probability that is drawn for
+    its board, up to `most`. So a net that could learn its boards by heart sees ever new ones.
+    """
+    share = rng.uniform(0, most, (len(inputs), 1)) * (rng.random((len(inputs), 1)) < 0.5)
+    shown = (inputs == BLANK) & (labels > BLANK) & (rng.random(inputs.shape) < share)
+    return np.where(shown, labels, inputs).astype(inputs.dtype)
+
+
 def against_rules(answer: np.ndarray) -> np.ndarray:
     """Returns which cells of a board of tokens hold no digit, or one that a unit has twice."""
     geo = geometry(round(len(answer) ** 0.5))

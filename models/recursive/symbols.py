@@ -11,6 +11,7 @@ which cells have to do with each other is learned.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +131,8 @@ class SymbolInner(Inner):
                     width, hidden, sizes.num_heads, side, sizes.rms_norm_eps, sizes.mlp_norm
                 )
                 for _ in range(sizes.L_layers)
-            ]
+            ],
+            sizes.damping,
         )
         self.register_buffer("z_init", lecun_normal(width, std=1.0))
 
@@ -140,15 +142,23 @@ class SymbolInner(Inner):
     def state_shape(self, slots: int, tokens: int) -> tuple[int, ...]:
         return slots, tokens, self.symbols, self.sizes.hidden_size
 
+    @property
+    def passes(self) -> int:
+        return self.sizes.H_cycles * self.sizes.L_cycles
+
     def forward(
-        self, state: State, tokens_BT: Tensor, puzzle_BP: Tensor | None
+        self,
+        state: State,
+        tokens_BT: Tensor,
+        puzzle_BP: Tensor | None,
+        noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
-        (z_BTND,), x_BTND = state, self.embed(tokens_BT)
+        (z_BTND,), x_BTND, of_passes = state, self.embed(tokens_BT), iter(noise)
         with torch.no_grad():
-            for _ in range((self.sizes.H_cycles - 1) * self.sizes.L_cycles):
-                z_BTND = self.level(z_BTND, x_BTND)
+            for _ in range(self.passes - self.sizes.L_cycles):
+                z_BTND = self.level(z_BTND, x_BTND, None, next(of_passes, None))
         for _ in range(self.sizes.L_cycles):
-            z_BTND = self.level(z_BTND, x_BTND)
+            z_BTND = self.level(z_BTND, x_BTND, None, next(of_passes, None))
         own_BTN, others_BTN = self.lm_head(z_BTND).split((1, self.others), -1)
         logits_BTV = torch.cat((others_BTN.mean(2), own_BTN[..., 0]), -1)
         votes_BF = F.gelu(self.vote_proj(z_BTND), approximate="tanh").mean((1, 2))

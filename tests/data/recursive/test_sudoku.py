@@ -3,6 +3,7 @@ import pytest
 
 from data.build.sudoku import main
 from data.recursive.sudoku import (
+    BLANK,
     BOXES,
     DIGITS,
     geometry,
@@ -106,6 +107,27 @@ def test_a_built_dataset_is_read_and_equals_the_embedded_one(tmp_path):
         assert (one == other).all()
     tests = [everything(made.eval_sets()["all"]) for made in both]
     assert (tests[0]["labels"] == tests[1]["labels"]).all()
+
+
+def test_some_blanks_are_filled_in_for_training_alone():
+    embedded = {"size": 6, "train": 64, "test": 16, "blanks": 20, "num_aug": 0, "seed": 2}
+    plain, eased = source(embedded=embedded), source(embedded=embedded, revealed=0.5)
+    blanks = []
+    for step in range(8):
+        bare, filled = (made.train_batch(step, 0) for made in (plain, eased))
+        assert filled["inputs"].dtype == bare["inputs"].dtype
+        assert (filled["labels"] == bare["labels"]).all()
+        changed = filled["inputs"] != bare["inputs"]
+        assert (bare["inputs"][changed] == BLANK).all()
+        assert (filled["inputs"][changed] == filled["labels"][changed]).all()
+        blanks += (filled["inputs"] == BLANK).sum(1).tolist()
+        again = source(embedded=embedded, revealed=0.5).train_batch(step, 0)
+        assert (again["inputs"] == filled["inputs"]).all()
+    assert 0.25 < np.mean(np.array(blanks) == 20) < 0.75, "half of the boards stay as they are"
+    assert min(blanks) < 18
+    assert 15 < np.mean(blanks) < 19
+    tests = [everything(made.eval_sets()["all"])["inputs"] for made in (plain, eased)]
+    assert (tests[0] == tests[1]).all()
 
 
 def write_csv(folder, boards: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:

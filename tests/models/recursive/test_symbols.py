@@ -83,3 +83,17 @@ def test_cells_hear_those_that_the_heads_weigh() -> None:
     given[0, 40] = FIRST  # row 4, column 4
     changed_T = (steps(model, tokens, 2)[0] - steps(model, given, 2)[0]).abs().amax(-1)[0] > 1e-9
     assert changed_T.nonzero()[:, 0].tolist() == list(range(36, 45))
+
+
+def test_noise_and_damping_act_at_each_pass() -> None:
+    tokens = boards(FIRST, 11, 81)
+    quiet, noisy = net(), net(eval_noise=0.5)
+    noisy.load_state_dict(quiet.state_dict())
+    assert quiet.path_noise(NOISE, quiet.fresh_state(NOISE, 1, 81), 0.0) == []
+    state = noisy.fresh_state(NOISE, *tokens.shape)
+    drawn = noisy.path_noise(Noise(0, 0, range(4), torch.device("cpu")), state, 0.5)
+    assert len(drawn) == 3, "one for each of L_cycles"
+    with torch.no_grad():
+        heard = [quiet(state, tokens, None, None, noise)[1] for noise in ((), drawn)]
+    assert (heard[0] - heard[1]).abs().max() > 1e-3
+    assert not torch.equal(steps(net(damping=0.5), tokens)[0], steps(quiet, tokens)[0])
