@@ -1,8 +1,10 @@
 """`make gpu`: is it right on a GPU, and how fast is it? Every figure is written to gpu-results.md
 as soon as it is known.
 
-Settings are variables: PART=1 or 2 (both), OUT=folder of the results (here). Without a GPU both
-parts are rehearsed on the CPU with tiny sizes, and gpu-rehearsal.md says how that went.
+Settings are variables: PART=1, 2 or 3 (the first two), OUT=folder of the results (here), and for
+part 3, which trains `experiment=sudoku_extreme`, DATA=folder of boards, TRAIN_S=seconds, KEYS=keys.
+Without a GPU the parts are rehearsed on the CPU with tiny sizes, and gpu-rehearsal.md says how that
+went.
 """
 
 from __future__ import annotations

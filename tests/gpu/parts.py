@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tests.ranks import ROOT
 from tests.runs import Result, launched
 from utils import revision
 
-LIMIT_S = {1: 450.0, 2: 540.0}  # of a part
+LIMIT_S = {1: 450.0, 2: 540.0, 3: 900.0}  # of a part
 CUDA = torch.cuda.is_available()
 TESTS = ["gpu/test_cuda.py", "test_host_never_waits.py", "test_memory_plan.py"]
 NETS = {
@@ -32,6 +33,9 @@ TINY = (
     "arch.hidden_size=16 arch.H_cycles=1 arch.L_cycles=1 arch.num_heads=2 arch.expansion=1"
     " arch.halt_max_steps=2 global_batch_size=16"
 )
+MODULE = [sys.executable, "-m"]
+REACHES = "global_batch_size=384"
+SMALL = "arch.hidden_size=8 arch.num_heads=2 global_batch_size=16 compile=false eval_every_steps=20"
 STEPS, WARM = 60, 2  # rows of ten steps that are left out
 QUIET = ["wandb.mode=disabled", "checkpoint_minutes=null", "report=false", "check=false"]
 COLUMNS = "net, way | ms a step | examples/s | MFU | peak GiB"
@@ -101,11 +105,62 @@ def measured(arguments: list[str], within_s: float) -> tuple[str, bool]:
     return f"{ms:.2f} | {examples:,.0f} | {share} | {peak / 2**30:.2f}", True
 
 
+def what_it_reaches(write: Write) -> bool:
+    """Part 3: trains experiment=sudoku_extreme on the boards of DATA (train.csv, test.csv) for
+    TRAIN_S seconds, and answers the test boards by its best checkpoint. KEYS are further keys.
+    """
+    out = Path(os.environ.get("OUT") or ROOT)
+    boards, run = ["--input-dir", os.environ.get("DATA", "")], out / "sudoku_extreme"
+    keys = ["experiment=sudoku_extreme", *os.environ.get("KEYS", REACHES).split()]
+    train_s = float(os.environ.get("TRAIN_S", 480))
+    if not CUDA:
+        boards, train_s = ["--size", "9", "--train", "60", "--test", "20"], 10.0
+        keys = ["experiment=sudoku_extreme", *SMALL.split()]
+    with tempfile.TemporaryDirectory() as scratch:
+        images = ["--num-aug", "1000" if CUDA else "1", "--validation", "200" if CUDA else "20"]
+        done([*MODULE, "data.build.sudoku", *boards, *images, "--output-dir", f"{scratch}/boards"])
+        keys += [f"data_path={scratch}/boards", *QUIET]
+        probe = [*keys, "max_steps=60", "eval_every_steps=null", f"checkpoint_path={scratch}/probe"]
+        done([sys.executable, "pretrain.py", *probe])
+        rows = [row for row in Result(Path(scratch, "probe")).rows if "speed/step_ms" in row][WARM:]
+        ms = statistics.median(row["speed/step_ms"] for row in rows)
+        steps = int(1000 * train_s / ms)
+        write(
+            f"## 3. What it reaches\n\n`python pretrain.py {' '.join(keys)} max_steps={steps}`,"
+            f" {ms:.1f} ms a step\n\n| evaluation | step | boards solved |\n|---|---|---|"
+        )
+        done([sys.executable, "pretrain.py", *keys, f"max_steps={steps}", f"checkpoint_path={run}"])
+        best = run / "checkpoints" / (run / "checkpoints" / "best").read_text().strip()
+        shutil.copy(best / "ema.safetensors", out)
+        for way in ("16", "64", "16 arch.chains=16 arch.eval_noise=0.3"):
+            asked = (
+                f"eval_only=true data.eval_split=test compile=false max_steps=1 checkpoint={best}"
+            )
+            asked += f" checkpoint_path={scratch}/{way[:2]}{len(way)} arch.halt_max_steps={way}"
+            done([sys.executable, "pretrain.py", *keys, *asked.split()])
+            row = Result(Path(scratch, f"{way[:2]}{len(way)}")).rows[-1]
+            low, high = (100 * row[f"eval/exact_accuracy_{end}"] for end in ("low", "high"))
+            solved = f"{100 * row['eval/exact_accuracy']:.1f} % ({low:.1f}–{high:.1f})"
+            write(f"| `arch.halt_max_steps={way}` | {best.name} | {solved} |")
+    return True
+
+
+def done(command: list[str]) -> None:
+    """Runs a command to its good end."""
+    ended = launched(command, timeout=LIMIT_S[3])
+    if ended.returncode:
+        sys.exit(f"{' '.join(command)}\n{ended.stdout}{ended.stderr}")
+
+
 def main() -> int:
     """Exit status 1 where something failed."""
     asked = os.environ.get("PART") or "12"
-    if not set(asked) <= set("12"):
-        sys.exit(f"PART={asked}: choose 1 or 2, or none for both")
+    if not set(asked) <= set("123"):
+        sys.exit(f"PART={asked}: choose 1, 2 or 3, or none for the first two")
+    if "3" in asked and CUDA and "DATA" not in os.environ:
+        sys.exit(
+            "PART=3 needs DATA=FOLDER with train.csv and test.csv: source,question,answer,rating"
+        )
     if not CUDA:
         print(
             "no CUDA device is here: this rehearses on the CPU with tiny sizes, and measures"
@@ -124,7 +179,7 @@ def main() -> int:
             text.flush()
 
         write(f"{device}; {versions}, {os.cpu_count()} cores\n\n{revision.summary()}")
-        parts = {"1": is_it_right, "2": how_fast}
+        parts = {"1": is_it_right, "2": how_fast, "3": what_it_reaches}
         good = [parts[number](write) for number in sorted(set(asked))]
     print(f"results: {file}", flush=True)
     return int(not all(good))
