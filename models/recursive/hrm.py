@@ -27,8 +27,8 @@ class HRMInner(SequenceInner):
 
     def __init__(self, sizes: SequenceSizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
-        self.H_level = self.level(sizes.H_layers)
-        self.L_level = self.level(sizes.L_layers)
+        self.H_level = self.stack(sizes.H_layers)
+        self.L_level = self.stack(sizes.L_layers)
 
     def recur(
         self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]

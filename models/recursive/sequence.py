@@ -175,8 +175,11 @@ class SequenceInner(Inner):
     def state_shape(self, slots: int, tokens: int) -> tuple[int, ...]:
         return slots, tokens + self.sizes.prefix, self.sizes.hidden_size
 
-    def level(self, layers: int) -> Level:
+    def stack(self, layers: int) -> Level:
         """Builds a stack of blocks of this net's sizes."""
+        return Level(self.blocks(layers), self.sizes.damping)
+
+    def blocks(self, layers: int, kind: type[Block] = Block) -> list[nn.Module]:
         sizes = self.sizes
         mixed = self.positions if sizes.mlp_t else 0
 
@@ -184,13 +187,10 @@ class SequenceInner(Inner):
             hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
             return SwiGLU(width, hidden, sizes.rms_norm_eps if sizes.mlp_norm else None)
 
-        return Level(
-            [
-                Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mixed)
-                for _ in range(layers)
-            ],
-            sizes.damping,
-        )
+        return [
+            kind(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mixed)
+            for _ in range(layers)
+        ]
 
     @property
     def passes(self) -> int:

@@ -22,7 +22,7 @@ class TRMInner(SequenceInner):
 
     def __init__(self, sizes: SequenceSizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
-        self.L_level = self.level(sizes.L_layers)
+        self.L_level = self.stack(sizes.L_layers)
 
     def recur(
         self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]
