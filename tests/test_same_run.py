@@ -36,7 +36,8 @@ slow = pytest.mark.slow
 RUNS = {
     "trm": [*TINY_TRM, "eval_save_outputs=[inputs,answer]"],
     "trm, clipped": [*TINY_TRM, "grad_clip=1.0", "max_steps=30"],
-    "trm, noisy": [*TINY_TRM, *NOISY],
+    # noise in each pass amplifies rounding a thousandfold every three steps from step 34 on
+    "trm, noisy": [*TINY_TRM, *NOISY, "max_steps=30"],
     # AdamATan2 would not notice a gradient four times too large
     "trm, sgd": [*TINY_TRM, *words("optim=sgd lr=0.1 epochs=8 eval_interval=8")],
     "trm, ragged puzzles": [
