@@ -55,7 +55,7 @@ EXAMPLE, QUESTION = TypeAdapter(Example), TypeAdapter(Question)
 
 @dataclass(frozen=True)
 class Task:
-    """What all grids of a dataset have in common."""
+    """The shape and the symbols of all grids of a dataset."""
 
     rows: int
     columns: int

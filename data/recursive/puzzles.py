@@ -47,8 +47,8 @@ class PuzzleKeys(Keys):
     embedded: EmbeddedKeys | None
 
     eval_split: Annotated[Literal["test", "validation"], MAY_CHANGE]
-    """What evaluations read of a built dataset: validation is what its builder held out of the
-    training puzzles, with --validation"""
+    """The split that evaluations read: test, or validation, which the builder held out of the
+    training puzzles by --validation"""
 
     puzzle: Annotated[str | None, MAY_CHANGE]
     """With eval_only: a puzzle of your own, or a file of them, to be answered"""

@@ -16,7 +16,6 @@ from contract import Spec
 from models.layers import ForwardDtype, Layers, Width
 from models.recursive.sudoku_net import EPS, Expansion, OptionInner, Passes, SudokuNet
 from models.recursive.symbols import SymbolBlock
-from utils.errors import ConfigError
 
 
 class CandidateInner(OptionInner):
@@ -49,9 +48,5 @@ class CandidateNet(SudokuNet):
         forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__(spec, passes, forward_dtype)
-        if hidden_size % num_heads:
-            raise ConfigError(
-                f"arch.hidden_size={hidden_size} is not a multiple of arch.num_heads={num_heads}"
-            )
         hidden = max(1, round(expansion * hidden_size))
         self.inner = CandidateInner(self.side, hidden_size, hidden, num_heads, num_layers)

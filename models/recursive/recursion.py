@@ -1,4 +1,4 @@
-"""What all recursive nets share: their keys, their states, and one thinking step of a net."""
+"""The keys, the states and the thinking step that all recursive nets share."""
 
 # B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width
 
@@ -123,10 +123,14 @@ class Inner(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, state: State, tokens_BT: Tensor, puzzle_BP: Tensor | None
+        self,
+        state: State,
+        tokens_BT: Tensor,
+        puzzle_BP: Tensor | None,
+        noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
-        """Does one thinking step. Returns the new state, without gradients, the logits of each
-        token, and two halting logits. A net with `passes` may also get the noise of each.
+        """Does one thinking step, with noise after each pass if there is any. Returns the new
+        state, without gradients, the logits of each token, and two halting logits.
         """
         raise NotImplementedError
 
@@ -189,7 +193,7 @@ class RecursiveNet(nn.Module):
         noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
         """Does one step of reasoning: returns the new state, token logits and halting logits."""
-        arguments = (state, tokens_BT, rows_BP, *([noise] if noise else []))
+        arguments = (state, tokens_BT, rows_BP, noise)
         if weights is None:
             return self.inner(*arguments)
         return functional_call(self.inner, weights, arguments)

@@ -60,7 +60,7 @@ ROPES = {"rope": RotaryEmbedding, "rope2d": GridRotaryEmbedding}
 
 class SequenceSizes(Sizes):
     H_layers: Annotated[int, Field(ge=0, le=1000)]
-    """Of the high level; TRM, whose levels share one stack, ignores it"""
+    """Blocks of the high level; TRM has one stack for both levels and ignores it"""
     num_heads: PositiveInt
     puzzle_emb_ndim: NonNegativeInt
     puzzle_emb_len: NonNegativeInt

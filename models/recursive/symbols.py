@@ -32,14 +32,6 @@ class SymbolSizes(Sizes):
     Sudoku
     """
 
-    def check(self) -> None:
-        super().check()
-        if self.hidden_size % self.num_heads:
-            raise ConfigError(
-                f"arch.hidden_size={self.hidden_size} is not a multiple of"
-                f" arch.num_heads={self.num_heads}"
-            )
-
 
 class GridMixer(nn.Module):
     """Sums messages over the grid, each head in its own way: its weights are learned for each pair
@@ -49,6 +41,10 @@ class GridMixer(nn.Module):
 
     def __init__(self, width: int, heads: int, side: int) -> None:
         super().__init__()
+        if width % heads:
+            raise ConfigError(
+                f"arch.hidden_size={width} is not a multiple of arch.num_heads={heads}"
+            )
         self.message_proj = Linear(width, width)
         # small at first: a cell hears little of the others until it is known which matter
         std = 0.5 * side**-0.5
