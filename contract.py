@@ -436,6 +436,9 @@ class RunSettings:
     def of(cls, config: Mapping[Any, Any]) -> RunSettings:
         """Picks them from a run's configuration; keys that are missing or null get the default."""
         values = {field.name: config.get(field.name) for field in fields(cls)}
+        lengths = [values[key] for key in ("epochs", "max_tokens", "max_steps")]
+        if values["eval_only"] and lengths == [None] * 3:
+            values["max_steps"] = 1  # nothing is trained, so any length will do
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     def refuse_epochs(self) -> None:

@@ -357,7 +357,8 @@ class Trainer:
             "tokens_per_example": self.source.spec.seq_len,
         }
         run.begin(text, wandb, saved_step, self.run_state.evaluation_due, facts, cfg.report)
-        run.say(f"{cfg.run_name}: {size:,} parameters, {self.total_steps:,} steps on {data}")
+        length = "evaluated" if cfg.eval_only else f"{self.total_steps:,} steps"
+        run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}")
         run.say(hardware.describe(self.dist, objective.dtype))
         if self.source.remark:
             run.say(self.source.remark)

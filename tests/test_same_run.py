@@ -217,7 +217,8 @@ def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Pa
     arguments = ["eval_only=true", f"checkpoint={trm.directory}"]
     again = train(tmp_path / "run", *arguments, "sync=ddp", ranks=2)
     assert again.series("eval/accuracy") == trm.series("eval/accuracy")[-1:]
-    raw = train(tmp_path / "raw", *arguments, "ema=false")
+    no_length = ["epochs=null", "max_steps=null"]
+    raw = train(tmp_path / "raw", *arguments, "ema=false", *no_length)
     assert raw.series("eval/lm_loss") != again.series("eval/lm_loss"), (
         "averaged and raw weights must differ"
     )

@@ -41,7 +41,7 @@ def check_combinations(config: Config, launch: Launch) -> None:
         )
     # kinds of data may know other lengths, as max_tokens
     lengths = [value for key, value in config if key == "epochs" or key.startswith("max_")]
-    if all(value is None for value in lengths):
+    if all(value is None for value in lengths) and not config.eval_only:
         raise ConfigError("epochs=null: nothing says how long the run is; give epochs or max_steps")
     if interval and config.epochs and config.epochs % interval:
         fits = next(n for n in range(min(interval, config.epochs), 0, -1) if config.epochs % n == 0)
