@@ -141,7 +141,7 @@ class Clock:
         }
 
 
-def wilson(successes: int, among: int) -> tuple[float, float]:
+def wilson(successes: float, among: int) -> tuple[float, float]:
     """Returns the 95 % interval of a share after Wilson (1927), which stays within 0 to 1."""
     share, spread = successes / among, Z**2 / among
     centre = (share + spread / 2) / (1 + spread)

@@ -86,8 +86,19 @@ def test_fixed_and_broken_cells_and_the_halting_step_of_a_board_made_by_hand() -
 def test_an_accuracy_comes_with_its_interval() -> None:
     interval = Interval("solved")
     for solved, among in ((0, 0), (8, torch.tensor(9)), (0, 1)):  # counts may be ints
-        interval.add(np.arange(3), {}, Prediction({"solved": (torch.tensor(solved), among)}))
+        counts = {"solved": (torch.tensor(solved), among)}
+        interval.add(np.arange(int(among)), {}, Prediction(counts))
     found = interval.report(interval.rows()).metrics  # as statistics packages have it
     assert found == pytest.approx(
         {"solved_low": 0.490162, "solved_high": 0.943318, "solved_n": 10}, abs=1e-6
+    )
+
+
+def test_an_interval_counts_examples_not_their_parts() -> None:
+    interval = Interval("right")
+    right = torch.tensor(800), torch.tensor(1000)  # cells, of ten puzzles
+    interval.add(np.arange(10), {}, Prediction({"right": right}))
+    found = interval.report(interval.rows()).metrics
+    assert found == pytest.approx(
+        {"right_low": 0.490162, "right_high": 0.943318, "right_n": 10}, abs=1e-6
     )
