@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from data.build.common import Parser, new_folder, progress, whole
-from data.language.text_files import Documents, HubTexts, is_held_out, read_file
+from data.language.text_files import Documents, HubTexts, is_held_out, place_of, read_file
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 from utils.errors import ConfigError, exit_status
 
@@ -74,6 +75,18 @@ def split_documents(
             yield "val", text[cut:], 0
         else:
             yield SPLITS[is_held_out(text, share)], text, size
+
+
+def share_of(documents: Iterator[Document], share: float) -> float:
+    """Returns the share that holds out at least one of these documents: `share`, unless there are
+    few.
+    """
+    first = 1.0
+    for text, _ in documents:
+        first = min(first, place_of(text))
+        if first < share:
+            return share
+    return math.nextafter(first, 1)
 
 
 def batches_of(documents: Iterator[tuple[str, str, int]]) -> Iterator[list[tuple[str, str, int]]]:
@@ -151,13 +164,18 @@ def build(options: argparse.Namespace) -> str:
     # one plain text is one document, which has to be cut
     single = len(paths) == 1 and paths[0].suffix.lower() not in (".jsonl", ".parquet")
 
-    def documents() -> Iterator[tuple[str, str, int]]:
+    def read() -> Iterator[Document]:
         if paths:
-            read = read_files(paths, options.field)
-        else:
-            texts = Documents(HubTexts("--hub ", options.hub, options.split, options.field))
-            read = ((text, len(text)) for text in texts if text)
-        return split_documents(read, options.val_share, single)
+            return read_files(paths, options.field)
+        texts = Documents(HubTexts("--hub ", options.hub, options.split, options.field))
+        return ((text, len(text)) for text in texts if text)
+
+    share = options.val_share
+    if share and not single:
+        share = share_of(read(), share)
+
+    def documents() -> Iterator[tuple[str, str, int]]:
+        return split_documents(read(), share, single)
 
     with new_folder(options.output_dir) as folder:
         tokenizer = _tokenizer(options, documents)
@@ -167,7 +185,7 @@ def build(options: argparse.Namespace) -> str:
             where = options.hub or " ".join(options.input)
             raise ConfigError(
                 f"{where}: no text is left for training; give more, or a smaller --val-share than"
-                f" {options.val_share}"
+                f" {options.val_share}; 0 holds out none"
             )
         description = {
             "vocab_size": tokenizer.vocab_size,
@@ -181,6 +199,8 @@ def build(options: argparse.Namespace) -> str:
             (folder / "tokenizer.json").write_bytes(tokenizer.content)
     train, val = (sum(files[split].values()) for split in SPLITS)
     note = "" if exact else "; this tokenizer changes the text, so there will be no bits per byte"
+    if share > options.val_share:
+        note += f"; of so few documents, one is held out instead of --val-share {options.val_share}"
     return (
         f"{options.output_dir}: {train:,} tokens for training, {val:,} held out,"
         f" {text_bytes / (train + val):.3f} bytes per token, vocabulary {tokenizer.vocab_size:,}"
@@ -231,7 +251,7 @@ def parser() -> argparse.ArgumentParser:
         "--val-share",
         type=float,
         default=0.01,
-        help="of the documents that is held out; of a single text, its last part",
+        help="of the documents that is held out, at least one; of a single text, its last part",
     )
     return options
 

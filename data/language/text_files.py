@@ -198,9 +198,14 @@ def _parquet_rows(where: str, path: Path, field: str, wanted: range) -> Iterator
     yield row, None, 0
 
 
+def place_of(text: str) -> float:
+    """Returns where a document stands from 0 to 1: by its content, however often it comes."""
+    return zlib.crc32(text.encode(errors="surrogatepass")) / (1 << 32)
+
+
 def is_held_out(text: str, share: float) -> bool:
-    """Decides by a document's content, so that it is on one side only, however often it comes."""
-    return zlib.crc32(text.encode(errors="surrogatepass")) < share * (1 << 32)
+    """Decides by a document's content, so that it is on one side only."""
+    return place_of(text) < share
 
 
 def text_of(where: str, row: Any, field: str) -> str:

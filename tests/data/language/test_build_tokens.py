@@ -74,3 +74,19 @@ def test_a_single_text_is_cut_where_its_last_part_begins(tmp_path: Path) -> None
     train, val = read_back(tmp_path / "out")
     assert train + val == "".join(DOCUMENTS)
     assert len(train) == int(0.9 * len(train + val))
+
+
+def test_one_of_a_few_documents_is_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, text in enumerate(DOCUMENTS[:5]):
+        (tmp_path / f"{number}.txt").write_text(text)
+    inputs = [tmp_path / f"{number}.txt" for number in range(5)]
+    built(tmp_path / "out", "tokens", "--input", *inputs, "--train-bpe", 257)
+    corpus = open_corpus("x", tmp_path / "out")
+    documents = {
+        split: sum((tokens == corpus.begin).sum() for tokens in corpus.files[split])
+        for split in ("train", "val")
+    }
+    assert documents == {"train": 4, "val": 1}
+    assert "one is held out instead of --val-share 0.01" in capsys.readouterr().out
