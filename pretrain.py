@@ -195,7 +195,7 @@ class Trainer:
         saved.add_by_shard("carry", carries.state, carries.load, carries.like, any_precision=True)
         sums_of_owned = partial(meter.state, self.owned)
         load_sums = partial(meter.load, device=self.dist.device)
-        saved.add_by_shard("meter", sums_of_owned, load_sums, meter.like)
+        saved.add_by_shard("meter", sums_of_owned, load_sums, meter.like, any_precision=True)
         if self.source.cursor:
             cursors = Cursors(self.source, lambda: self.step, self.owned)
             saved.add_by_shard("cursor", cursors.state, cursors.load, cursors.like)

@@ -23,6 +23,7 @@ from utils.checkpoint.registry import flatten
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluation import TriedBatch
 from utils.noise import seeded
+from utils.transfer import wide
 
 # how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
 ROUNDING, HALF_PRECISION = 1e-3, 0.05
@@ -250,9 +251,9 @@ def _check_metrics(where: str, metrics: Any) -> None:
 
 def _check_sum(what: str, whole: Tensor, parts: Sequence[Tensor], share: float = ROUNDING) -> None:
     """Refuses a value that is not the sum of its parts, but for rounding."""
-    total = torch.stack([part.double() for part in parts]).sum(0)
-    magnitude = torch.stack([part.double().abs() for part in parts]).sum(0)
-    gap = (whole.double() - total).abs()
+    total = torch.stack([wide(part) for part in parts]).sum(0)
+    magnitude = torch.stack([wide(part).abs() for part in parts]).sum(0)
+    gap = (wide(whole) - total).abs()
     if bool((gap > share * magnitude + 1e-12).any()):  # NaN is for `on_nonfinite` to judge
         worst = int(gap.flatten().argmax())
         here, there = (float(value.flatten()[worst]) for value in (whole, total))

@@ -20,6 +20,16 @@ def batch_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[s
     return {name: to_device(tensor, device) for name, tensor in batch.items()}
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """Returns the widest type of floating-point numbers that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Converts numbers to the widest type of their device."""
+    return tensor.to(widest(tensor.device))
+
+
 @torch.no_grad()
 def fill(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> None:
     """Copies a saved tensor into a live one. Reads those of a checkpoint directly into it, without

@@ -54,7 +54,7 @@ class InductionHeads(nn.Module):
         check_memory(hidden_size * (2 * spec.vocab_size + 4 * num_layers * hidden_size))
         self.dtype = parse_dtype(forward_dtype)
         self.embed_tokens = Embedding(spec.vocab_size, hidden_size, 1.0)
-        positions_LD = sinusoids(spec.seq_len, hidden_size)
+        positions_LD = sinusoids(spec.seq_len, hidden_size).to(self.dtype)
         self.layers = nn.ModuleList(
             AttentionAlone(hidden_size, num_heads, positions_LD) for _ in range(num_layers)
         )

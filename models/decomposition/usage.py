@@ -17,6 +17,7 @@ from torch import Tensor
 from contract import Batch, Prediction, Report
 from models.decomposition.components import Components
 from utils.measure.scene import Files, fitting, scene
+from utils.transfer import wide
 
 TABLE = "components.tsv"
 TOP = 8  # inputs of a component
@@ -185,7 +186,7 @@ def _measured(
     tokens_CTX = _contexts_of(what_BL, example_N[rows_CT], position_N[rows_CT], around)
     totals = {
         "live": live_NC.sum(0),
-        "gate": gates_NC.double().sum(0),
+        "gate": wide(gates_NC).sum(0),
         "rows": torch.full_like(live_NC[0], len(gates_NC), dtype=torch.long),
         "value": F.pad(values_CT, (0, missing), value=-1),
         "what": F.pad(what_BL[example_N, position_N][rows_CT].long(), (0, missing)),

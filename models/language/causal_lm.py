@@ -161,7 +161,7 @@ def _draw_tokens(
     """
     rows = []
     for logits_V, temperature, top_k in zip(
-        logits_BV.double().cpu(), temperature_B.tolist(), top_k_B.tolist(), strict=True
+        logits_BV.cpu().double(), temperature_B.tolist(), top_k_B.tolist(), strict=True
     ):
         if temperature == 0:
             rows.append(logits_V.argmax(keepdim=True))

@@ -15,6 +15,7 @@ from contract import IGNORE, Batch
 from models.latent.encoder import mean_of_pieces
 from models.latent.prefix import Prefix, causal, positions
 from models.layers import Past, widen
+from utils.transfer import wide
 
 LOOKING = 8  # the last queries of a passage, which choose the keys that are kept
 
@@ -64,7 +65,7 @@ def nats(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
 def scores(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
     """Returns the nats of each row, and the tokens that are likeliest and right [B, 2]."""
     right_B = (logits_BTV.argmax(-1) == labels_BT).sum(1)
-    return torch.stack((nats(logits_BTV, labels_BT).double(), right_B.double()), 1)
+    return torch.stack((wide(nats(logits_BTV, labels_BT)), wide(right_B)), 1)
 
 
 def whole(model: Prefix, number: int, passage_BL: Tensor, text_BT: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from models.layers import widen
 from models.recursive.answering import answers_by_step
 from models.recursive.recursion import RecursiveNet, State, where_slots
 from models.recursive.thinking import ByStep, ThinkingSteps
+from utils.transfer import wide
 
 
 @dataclass(frozen=True)
@@ -194,12 +195,12 @@ def _q_loss(logits_B: Tensor, target_B: Tensor, valid_B: Tensor) -> Tensor:
 def stablemax_cross_entropy(
     logits_BTV: Tensor, labels_BT: Tensor, smoothing: float = 0.0
 ) -> Tensor:
-    """Returns the cross entropy of each cell under stablemax (Prieto et al. 2025), in float64; zero
-    where the label is to be ignored.
+    """Returns the cross entropy of each cell under stablemax (Prieto et al. 2025), in float64
+    where the device has it; zero where the label is to be ignored.
 
     Scores are linear above zero and reciprocal below.
     """
-    x = logits_BTV.double()
+    x = wide(logits_BTV)
     scores = torch.where(x < 0, 1 / (1 - x + 1e-30), x + 1)
     counted = labels_BT != IGNORE
     index = torch.where(counted, labels_BT, 0).long().unsqueeze(-1)

@@ -118,7 +118,7 @@ def _to_host(tensor: Tensor) -> Callable[[], list[float]]:
     """Starts to copy a few numbers. Returns a function that waits for this copy alone, and returns
     the numbers.
     """
-    copy = tensor.to("cpu", non_blocking=True, copy=True)  # into pinned memory
+    copy = tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True)  # into pinned memory
     if not tensor.is_cuda:
         return copy.tolist
     arrived = torch.cuda.Event()

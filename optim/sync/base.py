@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from utils.ranks.distributed import Dist
 from utils.rows import RowRange
+from utils.transfer import wide
 
 SPANS = 500  # measured on CUDA before the older half is added up
 
@@ -62,8 +63,7 @@ class Sync:
         for named in statistics:
             assert sorted(named) == names, "names must be the same in every micro-batch"
             values = [named[name].detach() for name in names]
-            wide = [value.to(self.dist.device, torch.float64).flatten() for value in values]
-            rows.append(torch.cat(wide))
+            rows.append(torch.cat([wide(value.to(self.dist.device)).flatten() for value in values]))
         with self._waited.running():
             total = self.over_ranks(self.over_micro_batches(rows))
         pieces = total.split([like[name].numel() for name in names])
@@ -168,10 +168,10 @@ def divide(grads: Iterable[Tensor], weight: Tensor) -> None:
     """Divides gradients in place, in at least float32; by a weight that is 0 or not finite, it
     makes them 0.
     """
-    factor = (1 / weight.double()).nan_to_num(0.0, 0.0, 0.0)
+    factor = (1 / wide(weight)).nan_to_num(0.0, 0.0, 0.0)
     for grad in grads:
-        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        grad.copy_(wide.mul_(factor.to(wide.dtype)))  # copies nothing if `wide` is `grad`
+        values = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        grad.copy_(values.mul_(factor.to(values.dtype)))  # copies nothing if they are `grad`
 
 
 class Stopwatch:

@@ -9,10 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import pretrain
 from contract import Context, Noise, RunSettings, Spec
@@ -39,8 +42,9 @@ from tests.runs import (
     config_of,
 )
 from tests.steps import steps_of, trainer_on
+from utils import transfer
 from utils.command.instantiate import make
-from utils.measure import capacity
+from utils.measure import capacity, metrics
 from utils.ranks.distributed import Dist
 
 ALONE = Dist()
@@ -248,3 +252,34 @@ def test_every_net_takes_steps_in_each_precision(
         trainer.agreement.read()
         means = trainer.meter.read(trainer.dist)
         assert torch.isfinite(torch.tensor(means["loss"])), dtype
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """Fails like a device that has no float64."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **kwargs or {})
+        made = {leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)}
+        assert torch.float64 not in made, f"{operation} makes float64"
+        return out
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_every_net_trains_on_a_device_without_float64(
+    name: str, folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (transfer, metrics):
+        monkeypatch.setattr(module, "widest", lambda device: torch.float32)
+    trainer = trainer_on(ALONE, tmp_path, *line_of(name, folders, *FLOAT32))
+    with WithoutFloat64():
+        for step in steps_of(trainer, 2):
+            step()
+        trainer.agreement.read()
+        assert trainer.meter.read(trainer.dist)
+        trainer.objective.eval()
+        for set_name, examples in trainer.source.eval_sets().items():
+            if set_name == "sample":  # drawn on the CPU
+                continue
+            batch = trainer.to_batch(examples.read(np.arange(1)))
+            with torch.no_grad():
+                trainer.objective.predict(batch)

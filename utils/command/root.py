@@ -121,8 +121,8 @@ class Root(Keys):
     slower
     """
     # The machine
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), SAME_RUN]
-    """auto: cuda where there is one"""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$"), SAME_RUN]
+    """auto: cuda where there is one. mps: an Apple GPU, on one rank; not tried"""
     backend: Annotated[Literal["auto", "gloo", "nccl"], SAME_RUN]
     compile: Annotated[bool | Literal["auto"], SAME_RUN]
     """auto: on for CUDA"""

@@ -114,6 +114,8 @@ def forward_dtype(device: torch.device) -> str:
     """
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "mps":
+        fast = False  # older systems cannot
     else:
         fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     return "bfloat16" if fast else "float32"
@@ -130,17 +132,18 @@ def count_flops(call: Callable[[], None]) -> int:
 
 def describe(dist: Dist, dtype: torch.dtype) -> str:
     """One line for the log: where and with what this run computes."""
-    cuda = dist.device.type == "cuda"
-    device = (
-        torch.cuda.get_device_name(dist.device)
-        if cuda
-        else f"CPU with {torch.get_num_threads()} of {os.cpu_count()} threads"
-    )
+    device, why = f"CPU with {torch.get_num_threads()} of {os.cpu_count()} threads", ""
+    if dist.device.type == "cuda":
+        device = torch.cuda.get_device_name(dist.device)
+        if dtype == torch.float32 and forward_dtype(dist.device) == "float32":
+            why = ", as this GPU has no bfloat16"
+    elif dist.device.type == "mps":
+        device = "Apple GPU (not tried)"
     ranks = f"{dist.world_size} rank{'s' if dist.world_size > 1 else ''}"
     started = "" if dist.launcher == "none" else f" by {dist.launcher}"
     return (
         f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__},"
-        f" {str(dtype).removeprefix('torch.')}"
+        f" {str(dtype).removeprefix('torch.')}{why}"
     )
 
 

@@ -10,16 +10,18 @@ import torch
 
 from contract import MetricSums
 from utils.ranks.distributed import Dist
+from utils.transfer import widest
 
+CPU = torch.device("cpu")
 Z = 1.959964  # standard deviations within which 95 % lie
 
 
 def stack(sums: MetricSums) -> torch.Tensor:
     """Returns the sums and counts as one (metrics, 2) tensor, in the order of sorted names."""
     pairs = [sums[name] for name in sorted(sums)]
-    parts = [torch.as_tensor(part).detach().double() for pair in pairs for part in pair]
-    device = next((part.device for part in parts if not part.is_cpu), None)  # counts may be ints
-    return torch.stack([part.to(device) for part in parts]).view(-1, 2)
+    parts = [torch.as_tensor(part).detach() for pair in pairs for part in pair]
+    device = next((part.device for part in parts if not part.is_cpu), CPU)  # counts may be ints
+    return torch.stack([part.to(device, widest(device)) for part in parts]).view(-1, 2)
 
 
 def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
@@ -69,7 +71,8 @@ class Meter:
             return {}
         sums = self._sums
         if sums is None:
-            sums = torch.zeros(self._shards, len(names), 2, dtype=torch.float64, device=dist.device)
+            shape, dtype = (self._shards, len(names), 2), widest(dist.device)
+            sums = torch.zeros(shape, dtype=dtype, device=dist.device)
         dist.all_reduce(sums)
         self.clear()
         return means(names, sums.sum(0))

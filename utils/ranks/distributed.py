@@ -192,6 +192,17 @@ def pick_device(requested: str, launch: Launch) -> torch.device:
     has_cuda = torch.cuda.is_available()
     if requested == "cpu" or (requested == "auto" and not has_cuda):
         return torch.device("cpu")
+    if requested == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError(
+                f"device=mps: PyTorch {torch.__version__} sees no Apple GPU here; use device=cpu or"
+                " auto"
+            )
+        if launch.world_size > 1:
+            raise ConfigError(
+                f"device=mps: one rank can use it, not {launch.world_size}; start one process"
+            )
+        return torch.device("mps")
     number = requested.partition(":")[2]
     if not has_cuda:
         raise ConfigError(

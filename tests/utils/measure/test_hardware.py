@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from utils.measure.hardware import peak_of, use_of_devices
+from utils.measure.hardware import describe, peak_of, use_of_devices
 from utils.ranks.distributed import Dist
 
 BF16 = torch.bfloat16
@@ -45,3 +45,11 @@ def test_memory_of_every_rank_is_in_the_row(world_size: int) -> None:
         assert len(row) == min(16, world_size) - 1
     else:
         assert not row
+
+
+def test_the_log_says_why_a_gpu_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    dist = Dist(device=torch.device("cuda", 0))
+    for has_bfloat16, end in ((False, "float32, as this GPU has no bfloat16"), (True, "float32")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda fast=has_bfloat16, **_: fast)
+        assert describe(dist, torch.float32).endswith(end)

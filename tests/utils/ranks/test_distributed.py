@@ -139,3 +139,13 @@ def test_devices_are_picked_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> No
         pick_device("cuda:4", Launch())
     with pytest.raises(ConfigError, match="all 16 ranks on one device"):
         pick_device("cuda:3", Launch("srun", 9, 16, 1))
+
+
+def test_an_apple_gpu_is_for_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("mps", Launch()) == torch.device("mps")
+    with pytest.raises(ConfigError, match="device=mps: one rank can use it, not 2"):
+        pick_device("mps", Launch("torchrun", 0, 2, 0))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="sees no Apple GPU here; use device=cpu"):
+        pick_device("mps", Launch())
