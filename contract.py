@@ -261,7 +261,10 @@ class Objective(nn.Module):
 
     def call_net(self, *inputs: Tensor) -> Tensor:
         """Calls the net with its weights cast to `dtype`: layers of PyTorch need no care for it."""
-        weights = {name: weight.to(self.dtype) for name, weight in self.model.named_parameters()}
+        dtype = self.dtype
+        if all(weight.dtype == dtype for weight in self.model.parameters()):
+            return self.model(*inputs)
+        weights = {name: weight.to(dtype) for name, weight in self.model.named_parameters()}
         return functional_call(self.model, weights, inputs)
 
     def prepare(self, dist: Dist, source: Source, noise: Noise) -> None:

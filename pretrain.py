@@ -157,7 +157,7 @@ class Trainer:
         )
         self.meter = Meter(cfg.shards)
         # whether recent steps were finite, and requests; read late on CUDA
-        self.agreement = Agreement(cfg.on_nonfinite, dist)
+        self.agreement = Agreement(cfg.on_nonfinite, sync)
         self.ema = EMA(parameters, cfg.ema_rate, cfg.ema_warmup) if cfg.ema else None
         most_rows = self.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
         self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist)
@@ -435,16 +435,15 @@ class Trainer:
                 outputs.append(self.wrapped(batch, carry, replace(context, totals=totals)))
                 outputs[-1].loss.backward()
 
-        # The one division, by the weight of the whole batch: a mean of the ranks' means would
-        # depend on who had how many tokens.
-        weight = sync.finish([out.weight for out in outputs])
+        norms = sync.finish()
 
-        # All ranks learn whether the step is finite on every rank, so that all skip it or none. On
-        # CUDA they read that one step later, because the host does not wait for the device.
+        # All ranks learn the weight of the whole batch, and whether the step is finite on every
+        # rank, so that all skip it or none. On CUDA they read the latter one step later, because
+        # the host does not wait for the device.
+        weights = [out.weight for out in outputs]
         row_grads = [grad for optimizer in self.sparse for grad in optimizer.local_grads()]
-        checked = {"the loss's weight": weight}
-        checked |= {name: p.grad for name, p in sync.parameters.items() if p.grad is not None}
-        agreement.ask(self.step + 1, checked, row_grads, self.checkpointer.requests())
+        requests = self.checkpointer.requests()
+        weight = agreement.ask(self.step + 1, weights, norms, row_grads, requests)
         if reason := agreement.read(except_last=agreement.lag):
             self.skip(reason)
             return
@@ -455,9 +454,10 @@ class Trainer:
 
         # From here on, every rank does the same to the same weights, or to its share of them.
         if logs:
-            self.norms.before_update()
-        if self.cfg.grad_clip is not None:
-            sync.clip(self.cfg.grad_clip)
+            self.norms.before_update(weight, norms.values())
+        # The one division, by the weight of the whole batch: a mean of the ranks' means would
+        # depend on who had how many tokens.
+        sync.divide(weight, norms.values(), self.cfg.grad_clip)
         set_lr(self.optimizers, self.schedule(self.step + 1))
         for optimizer in self.optimizers:
             optimizer.step()

@@ -158,34 +158,39 @@ def train_loader(
     """Yields each step and its micro-batches, prefetched by `workers` processes (0: none), until
     the last step or `close()`.
     """
-    loader: DataLoader = DataLoader(
-        stream,
-        batch_size=None,
-        num_workers=workers,
-        pin_memory=pin_memory,
-        prefetch_factor=PREFETCHED if workers else None,
-        worker_init_fn=_start_worker,
-        # forked workers share the source's tables, and start at once
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-    )
-    if workers:
-        # A thread of gloo that lets go of a tensor enters the interpreter for a moment. A process
-        # that is forked just then hangs for ever in CPython before 3.11.10 (gh-112275).
-        time.sleep(SETTLED_S)
-    # PyTorch's own handler raises wherever the main thread is when a worker dies
-    before = signal.getsignal(signal.SIGCHLD)
-    try:
-        batches: Any = iter(loader)
-    except OSError as error:
-        raise _no_room(error) from None
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+    # without workers, PyTorch's loader would only add its time
+    batches: Any = _prefetched(stream, workers, pin_memory) if workers else iter(stream)
     try:
         for step in stream.steps:
             yield step, stream.cut(_next(batches))
     finally:
         if workers:
             batches._shutdown_workers()  # now, not when the garbage collector comes round
+
+
+def _prefetched(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
+    loader: DataLoader = DataLoader(
+        stream,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        prefetch_factor=PREFETCHED,
+        worker_init_fn=_start_worker,
+        # forked workers share the source's tables, and start at once
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
+    )
+    # A thread of gloo that lets go of a tensor enters the interpreter for a moment. A process that
+    # is forked just then hangs for ever in CPython before 3.11.10 (gh-112275).
+    time.sleep(SETTLED_S)
+    # PyTorch's own handler raises wherever the main thread is when a worker dies
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        batches = iter(loader)
+    except OSError as error:
+        raise _no_room(error) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, before or signal.SIG_DFL)
+    return batches
 
 
 def _next(batches: Any) -> Batch:

@@ -22,14 +22,14 @@ def adamw(
     """Adam with decoupled decay."""
     beta1, beta2 = betas
     return torch.optim.AdamW(
-        params, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, foreach=True
+        params, lr=lr, betas=(beta1, beta2), weight_decay=weight_decay, eps=eps, fused=True
     )
 
 
 def adamw_matrices(
     params: Named, lr: float, betas: Sequence[float], weight_decay: float, eps: float = 1e-8
 ) -> torch.optim.Optimizer:
-    """Adam with decoupled decay on matrices alone, in one kernel for all of a step."""
+    """Adam with decoupled decay on matrices alone."""
     beta1, beta2 = betas
     named = list(params)
     matrices = [(name, parameter) for name, parameter in named if parameter.ndim > 1]

@@ -1,17 +1,18 @@
-"""What ranks tell each other once per step, in one small all-reduce: whether all gradients are
-finite, and whether any rank asks to stop or to save.
+"""What ranks tell each other once per step, in one small all-reduce: the weights of their losses,
+whether all gradients are finite, and whether any rank asks to stop or to save.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from optim.sync.base import Sync, norms_of
 from utils.errors import RunError
-from utils.ranks.distributed import Dist
 from utils.transfer import to_device
 
 LAG = {"cuda": 1}  # steps after which the answers are read
@@ -26,9 +27,9 @@ class Agreement:
     host waits for the answers of each step.
     """
 
-    def __init__(self, policy: str, dist: Dist) -> None:
-        self.lag = LAG.get(dist.device.type, 0) if policy == "raise" else 0
-        self._policy, self._dist = policy, dist
+    def __init__(self, policy: str, sync: Sync) -> None:
+        self.lag = LAG.get(sync.dist.device.type, 0) if policy == "raise" else 0
+        self._policy, self._sync = policy, sync
         self._unread: deque[tuple[int, list[str], Callable[[], list[float]]]] = deque()
         self._requests: list[float] = []
 
@@ -45,28 +46,33 @@ class Agreement:
     def ask(
         self,
         step: int,
-        checked: Mapping[str, Tensor],
-        of_this_rank: Iterable[Tensor],
+        weights: Sequence[Tensor | float],
+        norms: Mapping[str, Tensor],
+        row_grads: list[Tensor],
         requests: Sequence[float],
-    ) -> None:
+    ) -> Tensor:
         """Sends what this rank knows of the newest step. All ranks call it together.
 
         Args:
-            checked: what must be finite by name, on all ranks alike or a share of each.
-            of_this_rank: further tensors, of this rank alone: gradients of table rows.
+            weights: those of the losses of this rank's micro-batches.
+            norms: of gradients by name, on all ranks alike or of a share of each.
+            row_grads: gradients of table rows, of this rank alone.
             requests: to all ranks; they learn the sums.
+
+        Returns the weight of the whole batch.
         """
-        rows = list(of_this_rank)
-        flags = finite([*checked.values()])
-        of_rows = finite(rows).amin(0, keepdim=True) if rows else flags.new_ones(1)
-        bad = 1 - torch.cat([flags, of_rows])
-        asked = torch.tensor(requests, dtype=torch.float32)
-        # numbers of the host are copied only if they say something
-        asked = to_device(asked, bad.device) if any(requests) else bad.new_zeros(len(requests))
-        message = torch.cat([bad, asked])
-        with self._dist.waiting():
-            self._dist.all_reduce(message)
-        self._unread.append((step, [*checked, "a sparse table"], _to_host(message)))
+        device = self._sync.dist.device
+        rows = [torch.as_tensor(weight, dtype=torch.float32, device=device) for weight in weights]
+        weight = self._sync.over_micro_batches(rows).view(1)
+        of_rows = torch.stack([*norms_of(row_grads)]).sum() if row_grads else weight.new_zeros(())
+        bad = torch.stack([*norms.values(), of_rows]).isfinite().logical_not()
+        asked = weight.new_zeros(len(requests))
+        if any(requests):  # numbers of the host are copied only if they say something
+            asked = to_device(torch.tensor(requests, dtype=torch.float32), device)
+        with self._sync.dist.waiting():
+            message = self._sync.over_ranks(torch.cat([weight, bad, asked]))
+        self._unread.append((step, [*norms, "a sparse table"], _to_host(message)))
+        return message[0]
 
     def read(self, except_last: int = 0) -> str:
         """Reads the answers of all steps except the last few.
@@ -76,12 +82,14 @@ class Agreement:
         """
         while len(self._unread) > except_last:
             step, names, answers = self._unread.popleft()
-            with self._dist.waiting():
-                sums = answers()
+            with self._sync.dist.waiting():
+                weight, *sums = answers()
             asked = sums[len(names) :]
             before = self._requests or [0.0] * len(asked)
             self._requests = [a + b for a, b in zip(before, asked, strict=True)]
             bad = next((name for name, count in zip(names, sums, strict=False) if count), None)
+            if not math.isfinite(weight):
+                bad = "the loss's weight"
             if bad is None:
                 continue
             problem = f"the gradient is not finite, first seen in {bad}"
@@ -99,28 +107,13 @@ class Agreement:
         return requests
 
 
-def finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns 1 for each tensor that is finite or empty, else 0."""
-    filled = [tensor for tensor in tensors if tensor.numel()]
-    if not filled:
-        return torch.ones(len(tensors), device=tensors[0].device)
-    if filled[0].device.type == "cpu":  # the norm below takes 13 times as long there
-        bounds = torch.stack([bound for tensor in filled for bound in torch.aminmax(tensor)])
-        largest = iter(bounds.view(-1, 2).abs().amax(1))
-    else:
-        largest = iter(torch._foreach_norm(filled, float("inf")))  # one launch, and it keeps NaN
-    zero = filled[0].new_zeros(())
-    norms = [next(largest) if tensor.numel() else zero for tensor in tensors]
-    return torch.stack(norms).isfinite().float()
-
-
 def _to_host(tensor: Tensor) -> Callable[[], list[float]]:
     """Starts to copy a few numbers. Returns a function that waits for this copy alone, and returns
     the numbers.
     """
-    copy = tensor.to("cpu", non_blocking=tensor.is_cuda, copy=True)  # into pinned memory
     if not tensor.is_cuda:
-        return copy.tolist
+        return tensor.tolist
+    copy = tensor.to("cpu", non_blocking=True)  # into pinned memory
     arrived = torch.cuda.Event()
     arrived.record()
 

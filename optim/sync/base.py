@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ class Sync:
     override methods.
 
     In each step, all ranks call `zero`, `sum_statistics`, `backward` around each micro-batch,
-    `finish`, and `clip` if gradients are clipped, in this order.
+    `finish` and `divide`, in this order.
 
     A configuration names a class or function of this package, which is called with its keys; then
     the run calls `wrap`.
@@ -79,21 +80,14 @@ class Sync:
         """
         return nullcontext()
 
-    def finish(self, loss_weights: Sequence[Tensor | float]) -> Tensor:
-        """Sums gradients over ranks and divides them by the global loss weight, which it returns.
-        On CUDA the host does not wait.
-
-        `loss_weights` are those of this rank's micro-batches.
+    def finish(self) -> dict[str, Tensor]:
+        """Sums gradients over ranks. Returns the norm of each sum, or of this rank's share of it,
+        by the parameter's name. On CUDA the host does not wait.
         """
         with self.dist.waiting(), self._waited.running():
             self.sum_gradients()
-            weights = [
-                torch.as_tensor(weight, dtype=torch.float32, device=self.dist.device).view(1)
-                for weight in loss_weights
-            ]
-            weight = self.over_ranks(self.over_micro_batches(weights))
-        divide(self.gradients(), weight)
-        return weight
+        grads = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        return dict(zip(grads, norms_of([*grads.values()]), strict=True))
 
     def sum_gradients(self) -> None:
         """Sums gradients over ranks, unless that is done by now; a parameter without a gradient
@@ -103,32 +97,31 @@ class Sync:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def clip(self, max_norm: float) -> Tensor:
-        """Scales dense gradients to a norm of at most `max_norm` together.
+    def divide(
+        self, weight: Tensor, norms: Iterable[Tensor] = (), max_norm: float | None = None
+    ) -> None:
+        """Divides gradients by the weight of the whole batch, then scales them to a norm of at most
+        `max_norm` together; `norms` are what `finish` returned.
 
-        Gradients of table rows are not scaled: their optimizer uses only signs. Returns the norm
-        before scaling, still on the device.
+        By a weight that is 0 or not finite, it makes them 0. Gradients of table rows are not
+        scaled: their optimizer uses only signs.
         """
-        grads = self.gradients()
-        norm = self.norm(grads)
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch's clip_grad_norm_
-        if factor.device.type == "cpu" and factor == 1:  # saves a pass; a GPU would be waited for
-            return norm
-        for grad in grads:
-            grad.mul_(factor)
-        return norm
+        factor = wide(weight).reciprocal().nan_to_num(0.0, 0.0, 0.0)
+        if max_norm is not None:
+            norm = self.total_norm(norms) * factor
+            factor *= (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as PyTorch's clip_grad_norm_
+        for grad in self.gradients():
+            # in at least float32
+            values = grad.to(torch.promote_types(grad.dtype, torch.float32))
+            grad.copy_(values.mul_(factor.to(values.dtype)))  # copies nothing if they are `grad`
 
-    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of tensors that are laid out as `parameters`, over all ranks' shares.
+    def total_norm(self, norms: Iterable[Tensor]) -> Tensor:
+        """Returns the norm of tensors that are laid out as `parameters`, over all ranks' shares,
+        from the norm of each.
 
         All ranks call it together. The result stays on the device.
         """
-        # at least float32, because sums of squares overflow in half precision
-        wide = [
-            torch.linalg.vector_norm(t, dtype=torch.promote_types(t.dtype, torch.float32))
-            for t in tensors
-        ]
-        return torch.linalg.vector_norm(torch.stack(wide))
+        return torch.linalg.vector_norm(torch.stack([*norms]))
 
     def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None:
         """Returns which rows of a tensor this rank holds, or None if every rank holds all of it.
@@ -164,14 +157,11 @@ class Sync:
         return tensor
 
 
-def divide(grads: Iterable[Tensor], weight: Tensor) -> None:
-    """Divides gradients in place, in at least float32; by a weight that is 0 or not finite, it
-    makes them 0.
-    """
-    factor = (1 / wide(weight)).nan_to_num(0.0, 0.0, 0.0)
-    for grad in grads:
-        values = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        grad.copy_(values.mul_(factor.to(values.dtype)))  # copies nothing if they are `grad`
+def norms_of(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Returns the norm of each tensor, on a GPU in one launch."""
+    # at least float32, because sums of squares overflow in half precision
+    dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
+    return torch._foreach_norm(tensors, 2, dtype) if tensors else ()
 
 
 class Stopwatch:

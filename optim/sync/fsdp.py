@@ -7,7 +7,7 @@ share is what `Tensor.chunk` returns along the first dimension, so it may be emp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -134,9 +134,9 @@ class FSDP(Sync):
             grad = self._split[name].grad
             share.grad = torch.zeros_like(share) if grad is None else grad.to_local()
 
-    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns the norm of shares over all ranks."""
-        norm = super().norm(tensors)
+    def total_norm(self, norms: Iterable[Tensor]) -> Tensor:
+        """Returns the norm of all ranks' shares."""
+        norm = super().total_norm(norms)
         square = norm.double().square()
         with self.dist.waiting():
             self.dist.all_reduce(square)

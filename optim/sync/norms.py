@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
-from optim.sync.base import Sync
+from optim.sync.base import Sync, norms_of
 
 
 class Norms:
@@ -19,13 +21,12 @@ class Norms:
         self._measured: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def before_update(self) -> None:
-        """Measures gradients, and keeps a copy of the parameters until `after_update`."""
-        parameters = self._sync.parameters.values()
-        self._measured = {
-            "grad_norm": self._sync.norm([p.grad for p in parameters if p.grad is not None])
-        }
-        self._before = [p.detach().clone() for p in parameters]
+    def before_update(self, weight: Tensor, norms: Iterable[Tensor]) -> None:
+        """Measures gradients, from the norms of their sums and the weight by which these are
+        divided, and keeps a copy of the parameters until `after_update`.
+        """
+        self._measured = {"grad_norm": self._sync.total_norm(norms) / weight}
+        self._before = [p.detach().clone() for p in self._sync.parameters.values()]
 
     @torch.no_grad()
     def after_update(self) -> None:
@@ -33,8 +34,8 @@ class Norms:
         before, self._before = self._before, []
         parameters = [p.detach() for p in self._sync.parameters.values()]
         torch._foreach_sub_(before, parameters)
-        self._measured["param_norm"] = self._sync.norm(parameters)
-        self._measured["update_norm"] = self._sync.norm(before)
+        self._measured["param_norm"] = self._sync.total_norm(norms_of(parameters))
+        self._measured["update_norm"] = self._sync.total_norm(norms_of(before))
 
     def take(self) -> dict[str, float]:
         """Returns the norms of the last measured step by name, once."""

@@ -72,7 +72,8 @@ def reduced(
         torch.stack([shard_loss(net, step, shard) for shard in part]).sum().backward()
     with reducer.backward(last=True):
         torch.stack([shard_loss(net, step, shard) for shard in owned[-1]]).sum().backward()
-    assert reducer.finish([torch.tensor(4.0 * len(dist.owned_shards(SHARDS)))]) == 4.0 * SHARDS
+    reducer.finish()
+    reducer.divide(torch.tensor(4.0 * SHARDS))
     return {name: p.grad.clone() for name, p in net.named_parameters()}
 
 
@@ -115,8 +116,10 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
             for shard in owned:
                 with reducer.backward(last=shard == owned[-1]):
                     shard_loss(net, step, shard).backward()
-            weight = reducer.finish([torch.tensor(0.1 * (shard + 1)) for shard in owned])
-            reducer.clip(0.5)
+            norms, agreement = reducer.finish(), Agreement("skip", reducer)
+            weights = [torch.tensor(0.1 * (shard + 1)) for shard in owned]
+            weight = agreement.ask(0, weights, norms, [], [0.0])
+            reducer.divide(weight, norms.values(), 0.5)
             bits.append([weight, *(p.grad.clone() for p in net.parameters())])
     for alone, together in zip(bits[:2], bits[2:], strict=True):
         assert alone[0] == together[0]
@@ -133,11 +136,13 @@ def uneven_participation(dist: Dist) -> None:
         with reducer.backward(last=True):
             (a.sum() if dist.rank == 1 else b.sum()).backward()
     total = sum(range(dist.world_size))
-    assert reducer.finish([float(dist.rank)]) == total
+    norms = reducer.finish()
+    weight = Agreement("skip", reducer).ask(0, [float(dist.rank)], norms, [], [0.0])
+    assert weight == total
+    reducer.divide(weight)
     assert_close(a.grad, torch.full((1000,), 1.0 / total))
     assert_close(b.grad, torch.full((1000,), (dist.world_size - 2) / total))
-    reducer.zero()
-    reducer.finish([0.0])
+    reducer.divide(torch.tensor(0.0))
     assert not a.grad.any(), "a step that weighs nothing"
 
 
@@ -147,16 +152,15 @@ def non_finite_is_named(dist: Dist) -> None:
     """
     culprit = dist.world_size - 1
     net = build_net()
-    reducer, agreement = reducer_of(net, dist), Agreement("skip", dist)
+    reducer = reducer_of(net, dist)
+    agreement = Agreement("skip", reducer)
 
     def ask(weight: float = 4.0, rows: Sequence[Tensor] = (), **bad: float) -> None:
         reducer.zero()
         shard_loss(net, 0, dist.rank).backward()
         for name, value in bad.items():
             dict(net.named_parameters())[name.replace("_", ".")].grad.view(-1)[1] = value
-        checked = {"weight": reducer.finish([weight])}
-        checked |= {name: p.grad for name, p in net.named_parameters()}
-        agreement.ask(0, checked, rows, [1.0, float(dist.rank)])
+        agreement.ask(0, [weight], reducer.finish(), [*rows], [1.0, float(dist.rank)])
 
     def found() -> str:
         return agreement.read().rpartition(" in ")[2]
@@ -172,7 +176,7 @@ def non_finite_is_named(dist: Dist) -> None:
     ask(gain=float("inf") if mine else 1.0)
     assert found() == "gain"
     ask(weight=float("inf") if mine else 1.0)
-    assert found() == "weight"
+    assert found() == "the loss's weight"
     rows = torch.tensor([[0.0, float("nan") if dist.rank == 0 else 1.0]])
     ask(rows=[rows, torch.zeros(0, 2)])
     assert found() == "a sparse table"
@@ -188,12 +192,14 @@ def clipping_is_identical(dist: Dist) -> None:
     reducer = reducer_of(net, dist)
     reducer.zero()
     shard_loss(net, 3, dist.rank).backward()
-    reducer.finish([4.0])
+    norms = reducer.finish()
     copies = [nn.Parameter(p.detach()) for p in net.parameters()]
     for copy, p in zip(copies, net.parameters(), strict=True):
         copy.grad = p.grad.clone()
+        copy.grad /= 4
     norm = nn.utils.clip_grad_norm_(copies, 0.01)
-    assert_close(reducer.clip(0.01), norm)
+    assert_close(reducer.total_norm(norms.values()) / 4, norm)
+    reducer.divide(torch.tensor(4.0), norms.values(), 0.01)
     for copy, p in zip(copies, net.parameters(), strict=True):
         assert_close(p.grad, copy.grad)
     check_same({name: p.grad for name, p in net.named_parameters()}, dist)
@@ -210,7 +216,8 @@ def replaced_gradients_are_taken(dist: Dist) -> None:
         shard_loss(net, 0, dist.rank).backward()
         net.first.weight.grad = torch.full((5, 300), float(dist.rank)).t()
         net.first.bias.grad = None
-        reducer.finish([1.0])
+        reducer.finish()
+        reducer.divide(torch.tensor(float(dist.world_size)))
         mean = (dist.world_size - 1) / 2  # of the ranks' numbers
         assert_close(net.first.weight.grad, torch.full((300, 5), mean))
         zeros = net.first.bias.grad

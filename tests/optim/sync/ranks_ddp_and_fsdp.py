@@ -67,7 +67,7 @@ def step_of(sync: Sync, wrapped: Callable[..., Any], width: int = 5) -> None:
     sync.zero()
     with sync.backward(last=True):
         wrapped({"x": torch.ones(width)}, None, NOTHING).loss.backward()
-    sync.finish([1.0])
+    sync.finish()
 
 
 def parameters_have_one_type(dist: Dist) -> None:
