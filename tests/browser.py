@@ -26,12 +26,13 @@ FLAGS = [
 ]
 
 
-# texts of drawings that overlap, or that leave their drawing and so cannot be read
+# texts of drawings that overlap, that are tiny, or that leave their drawing: nobody can read them
 UNREADABLE = """() => [...document.querySelectorAll("svg")].flatMap((svg) => {
   const frame = svg.getBoundingClientRect(), found = [];
   const boxes = [...svg.querySelectorAll("text")].map((text) =>
     [text.textContent, text.getBoundingClientRect()]).filter(([, box]) => box.width);
   boxes.forEach(([text, a], i) => {
+    if (a.height < 5) found.push(`${text} is tiny`);
     if (a.left < frame.left - 2 || a.right > frame.right + 2) found.push(`${text} leaves`);
     for (const [other, b] of boxes.slice(i + 1)) {
       const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
