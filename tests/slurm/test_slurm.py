@@ -205,7 +205,7 @@ def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(
         unknown = (slurm.logs / f"{job}-4.log").read_text()
         assert "error: lrr: unknown key" in unknown
     else:  # a line is a sweep of its own
-        with open(tmp_path / "sweep" / "summary.csv") as file:
+        with open(tmp_path / "sweep" / "jobs.csv") as file:
             ends = sorted(row["state"] for row in csv.DictReader(file))
         assert ends == ["failed", "finished", "finished"]
 

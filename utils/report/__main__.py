@@ -1,5 +1,5 @@
-"""`python -m utils.report RUN [RUN …]`: draws the report page of a run, compares several, or shows
-a sweep.
+"""`python -m utils.report RUN [RUN …]`: draws the report page of a run, compares several runs or
+two settings of several seeds each, or shows a sweep.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Any
 from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
 from utils.report.charts import charts_of, speed_charts, unit
+from utils.report.groups import by_setting, over_seeds, told_apart
 from utils.report.page import render, shell_bytes
 from utils.report.reading import evaluated_sets, read_run
 from utils.rundir.maker import REPORT_FILE
 from utils.rundir.records import read_metrics
-from utils.sweep.table import MOST_CURVES, best_runs, is_sweep, read_sweep, title
+from utils.sweep.table import MOST_CURVES, is_sweep, read_sweep, runs_of
 
 LONGEST_S = 120  # to draw a page while its run goes on
 MOST_BYTES = 500_000  # of a page
 REST_BYTES = 12_000  # of it, for charts and titles
-MOST_RUNS = 16
+MOST_RUNS = 16  # or settings
 MOST_COMPARED = 6  # runs that are compared tensor by tensor
 
 
@@ -35,9 +36,7 @@ def main(arguments: list[str]) -> int:
         prog="python -m utils.report",
         description="Draws report.html of a run, compares runs, or shows a sweep.",
     )
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="the directory of a run, or of one sweep"
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="the directory of a run or a sweep")
     parser.add_argument("--output", metavar="FILE", help="where the page goes")
     # how a run draws its own page while it goes on
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
@@ -69,8 +68,6 @@ def draw(directories: list[Path], output: str | None) -> str:
     for directory in directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: no such folder; give the directory of a run")
-    if len(directories) > MOST_RUNS:
-        raise ConfigError(f"{len(directories)} runs: give at most {MOST_RUNS}")
     payload = read(directories)
     names = [run["name"] for run in payload["runs"]]
     heading = payload["sweep"]["name"] if payload["sweep"] else " · ".join(names)
@@ -86,38 +83,51 @@ def draw(directories: list[Path], output: str | None) -> str:
     lines = [run["comparison"]["text"] for run in compared]
     if len(compared) > 1:
         lines = [f"{run['name']}: {line}" for run, line in zip(compared, lines, strict=True)]
+    lines += filter(None, [payload["difference"]])
     return "\n".join([*lines, f"report: {path}"])
 
 
 def read(directories: list[Path]) -> dict[str, Any]:
-    """Reads what the page shows: a sweep, one run, or several."""
-    sweep, best, together = None, [], len(directories)
-    if together == 1 and is_sweep(directories[0]):
+    """Reads what the page shows: a sweep, one run, or several; of each setting the means over its
+    seeds.
+    """
+    sweep, told, together = None, "", MOST_CURVES
+    if len(directories) == 1 and is_sweep(directories[0]):
         sweep = read_sweep(directories[0])
-        sweep["unit"] = unit(sweep["metric"])
-        best = best_runs(directories[0], sweep["jobs"])
-        directories, together = [directory for _, directory in best], MOST_CURVES
+        sweep["unit"], told = unit(sweep["metric"]), sweep["difference"]
+        groups = runs_of(directories[0], sweep)[:MOST_CURVES]
+    else:
+        groups = by_setting(directories)
+        together = len(groups)
+        if together > MOST_RUNS:
+            raise ConfigError(f"{together} runs: give at most {MOST_RUNS}")
+        told = told_apart(groups)
     room = MOST_BYTES - shell_bytes() - REST_BYTES if together == 1 else 0
-    tables = [read_metrics(directory) for directory in directories]
-    runs = [
-        read_run(directory, metrics, room, together)
-        for directory, metrics in zip(directories, tables, strict=True)
-    ]
-    for run, (job, _) in zip(runs, best, strict=False):
-        run["name"] = f"{job['number']}: {title(job)}"
+    tables, runs = [], []
+    for name, of_group in groups:
+        metrics = [read_metrics(directory) for directory in of_group]
+        found = [
+            read_run(directory, table, room, together)
+            for directory, table in zip(of_group, metrics, strict=True)
+        ]
+        tables += metrics
+        runs.append(over_seeds(found) if len(found) > 1 else found[0])
+        runs[-1]["name"] = name or runs[-1]["name"]
     names = [run["name"] for run in runs]
     for run in runs:
         if names.count(run["name"]) > 1:
             run["name"] = f"{run['name']} ({run['directory']})"
-    if not sweep and 2 <= len(runs) <= MOST_COMPARED:
+    all_runs = [directory for _, of_group in groups for directory in of_group]
+    if not sweep and 2 <= len(runs) == len(all_runs) <= MOST_COMPARED:
         from utils.report.same import compare  # imports torch
 
-        for run, directory in zip(runs[1:], directories[1:], strict=True):
-            run["comparison"] = compare(directories[0], directory)
-    sets = {folder.name for directory in directories for _, folder in evaluated_sets(directory)}
+        for run, directory in zip(runs[1:], all_runs[1:], strict=True):
+            run["comparison"] = compare(all_runs[0], directory)
+    sets = {folder.name for directory in all_runs for _, folder in evaluated_sets(directory)}
     judged = (runs[0]["headline"] or {}).get("name", "") if runs else ""
     charts = {"curves": charts_of(tables, sets, judged), "speed": speed_charts(tables)}
-    return {"made": time.time(), "runs": runs, "sweep": sweep, "charts": charts}
+    page = {"made": time.time(), "runs": runs, "sweep": sweep, "charts": charts}
+    return page | {"difference": told}
 
 
 if __name__ == "__main__":

@@ -630,6 +630,12 @@ const lockstep = (() => {
     );
   }
 
+  // The interval of a mean over seeds.
+  const overSeeds = ({ low, high, n }, show) =>
+    [low !== null && `95 % interval ${show(low)} to ${show(high)}`, plural(n, "seed")]
+      .filter(Boolean)
+      .join(", ");
+
   function headOfSeveral() {
     const names = runs.map((run) => run.name);
     const only = runs.length === 2 && runs[1].comparison;
@@ -644,6 +650,10 @@ const lockstep = (() => {
       );
     };
     const value = ({ headline }, key) => (headline ? textOf(headline.unit)(headline[key]) : "–");
+    const last = (run) =>
+      run.seeds && run.headline
+        ? `${value(run, "last")}, ${overSeeds(run.headline, textOf(run.headline.unit))}`
+        : value(run, "last");
     const titles = [
       "Run",
       "State",
@@ -658,7 +668,7 @@ const lockstep = (() => {
     const rows = runs.map((run) => [
       el("span", {}, swatch(run.color), run.name),
       pill(run.status.state),
-      value(run, "last"),
+      last(run),
       value(run, "best"),
       format(run.step),
       duration(run.seconds),
@@ -675,6 +685,7 @@ const lockstep = (() => {
       {},
       el("p", { class: "over" }, `${names.length} runs`),
       el("h1", {}, title),
+      payload.difference && el("p", { class: "answer" }, payload.difference),
       only &&
         el(
           "p",
@@ -728,7 +739,9 @@ const lockstep = (() => {
           ? line.label || words(title)
           : [kind, line.label].filter(Boolean).join(" · ");
         const smooth = view.smooth > 0 && isSmooth(run, line);
-        const [low, high] = ["low", "high"].map((end) => rows.curves[`${line.name}_${end}`]?.mean);
+        const ends = ["low", "high"].map((end) => rows.curves[`${line.name}_${end}`]?.mean);
+        const spread = [curve.min, curve.max].map((end) => (end && smooth ? smoothed(end) : end));
+        const [low, high] = run.seeds ? spread : several ? [] : ends[0] ? ends : [curve.min, curve.max];
         return {
           key: several ? run.name : `${title} ${label}`,
           name: several ? `${run.name} · ${label}` : label,
@@ -736,9 +749,9 @@ const lockstep = (() => {
           dashed: several ? line.kind === "train" : i >= 8,
           x: places(run, rows.step, rows.seconds),
           y: smooth ? smoothed(curve.mean) : curve.mean,
-          raw: smooth && curve.mean,
-          low: several ? null : low || curve.min,
-          high: several ? null : low ? high : curve.max,
+          raw: smooth && !run.seeds && curve.mean,
+          low,
+          high,
           dots: line.kind === "eval" && rows.step.length <= 60,
         };
       }),
@@ -882,7 +895,7 @@ const lockstep = (() => {
     return section(
       "curves",
       sweep ? "Curves of the best jobs" : "Curves",
-      "",
+      runs.some((run) => run.seeds) && "Means over seeds, in a band from the lowest to the highest.",
       controls,
       several && el("div", { class: "of-runs" }, names, el("div", { class: "legend" }, styles)),
       el(
@@ -1143,9 +1156,13 @@ const lockstep = (() => {
   // ---- sweeps
 
   function sweepHead() {
-    const [best] = sweep.jobs.filter((job) => job.value !== null);
-    const about = (job) =>
-      `job ${job.number}: ${sweep.keys.map((key) => `${key}=${job.keys[key] ?? "–"}`).join(" ")}`;
+    const best = sweep.settings.find((setting) => setting.mean !== null);
+    const show = textOf(sweep.unit);
+    const named = (setting) =>
+      `job ${setting.jobs.join(", ")}: ` +
+      Object.entries(setting.keys)
+        .map((pair) => pair.join("="))
+        .join(" ");
     const states = sweep.jobs.reduce(
       (sum, { state }) => ({ ...sum, [state]: (sum[state] || 0) + 1 }),
       {},
@@ -1166,13 +1183,35 @@ const lockstep = (() => {
         best &&
           figure(
             `Best ${words(sweep.metric)}`,
-            textOf(sweep.unit)(best.value),
-            [about(best)],
+            show(best.mean),
+            [named(best), best.n > 1 && overSeeds(best, show)],
             true,
           ),
         figure("Jobs", format(sweep.jobs.length), [counts]),
         figure("Time", duration(seconds), ["of training, all jobs together"]),
       ),
+    );
+  }
+
+  // Jobs that differ in their seed alone.
+  function settingsSection() {
+    if (!sweep.settings.some((setting) => setting.jobs.length > 1)) return null;
+    const show = textOf(sweep.unit);
+    const keys = sweep.keys.filter((key) => key !== "seed");
+    const rows = sweep.settings.map((setting) => [
+      ...keys.map((key) => setting.keys[key] ?? "–"),
+      ...["mean", "low", "high", "best", "worst"].map((name) => show(setting[name] ?? NaN)),
+      format(setting.n),
+      setting.jobs.join(", "),
+    ]);
+    const titles = ["Mean", "95 % interval from", "to", "Best", "Worst", "Seeds", "Jobs"];
+    const about = `${words(sweep.metric)}; the interval is that of the mean by Student's t.`;
+    return section(
+      "settings",
+      "Over seeds",
+      about,
+      payload.difference && el("p", {}, payload.difference),
+      panel(table([...keys, ...titles], rows, "settings")),
     );
   }
 
@@ -1313,7 +1352,7 @@ const lockstep = (() => {
       timelineSection,
       differencesSection,
     ];
-    const jobs = [sweepHead, jobsSection, keysSection, ...(runs.length ? [curvesSection] : [])];
+    const jobs = [sweepHead, settingsSection, jobsSection, keysSection, ...(runs.length ? [curvesSection] : [])];
     const parts = (sweep ? jobs : several ? more : one).map((part) => attempt(part, runs[0]));
     const made = el("footer", {}, `Made ${day(payload.made)} from the files of the run directory.`);
     document.getElementById("page").append(bar(), el("main", {}, parts.filter(Boolean)), made);

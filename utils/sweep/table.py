@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from typing import Any
 from utils.files import ROOT, read_text, write_whole
 from utils.rundir.records import read_config, read_metrics
 from utils.rundir.status import state_of
+from utils.sweep.seeds import Setting, difference
 
-JOBS, SUMMARY = "jobs.json", "summary.csv"
-MOST_CURVES = 8  # of the best jobs; more could not be told apart
+JOBS, TABLE, SUMMARY = "jobs.json", "jobs.csv", "summary.csv"
+MOST_CURVES = 8  # of the best settings; more could not be told apart
 COLUMNS = ("job", "overrides", "state", "metric", "value", "best", "steps", "seconds", "directory")
+STATISTICS = ("n", "mean", "low", "high", "best", "worst")
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ def is_sweep(folder: Path) -> bool:
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """Returns what the page shows of a sweep: its jobs, the best first."""
+    """Returns what the page shows of a sweep: its jobs and settings, the best first."""
     jobs, metric, lower = _jobs(folder)
+    settings = _settings(jobs, lower)
     return {
         "name": folder.absolute().name,
         "directory": str(folder),
@@ -64,41 +67,107 @@ def read_sweep(folder: Path) -> dict[str, Any]:
         "lower": lower,
         "keys": list(dict.fromkeys(key for job in jobs for key in job["keys"])),
         "jobs": jobs,
+        "settings": settings,
+        "difference": _difference(settings, metric),
     }
 
 
 def write_table(folder: Path) -> str:
-    """Writes summary.csv, and returns the table as text, best first."""
-    jobs, metric, _ = _jobs(folder)
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
+    """Writes a row for each job to jobs.csv, and one for each setting to summary.csv. Returns them
+    as text, best first.
+    """
+    jobs, metric, lower = _jobs(folder)
+    settings = _settings(jobs, lower)
+    by_number = sorted(jobs, key=lambda job: job["number"])
+    rows = [
+        [job["number"], title(job["keys"]), job["state"], metric]
+        + [job[key] for key in ("value", "best", "step", "seconds", "directory")]
+        for job in by_number
+    ]
+    _write_csv(folder / TABLE, [COLUMNS, *rows])
+    rows = []
+    for setting in settings:
+        numbers = [setting[name] for name in STATISTICS]
+        of_jobs = " ".join(map(str, setting["jobs"]))
+        rows.append([title(setting["keys"]), metric, *numbers, of_jobs])
+    _write_csv(folder / SUMMARY, [("overrides", "metric", *STATISTICS, "jobs"), *rows])
+
     lines = [f"{'job':>4}  {'state':<9} {'value':>11}  overrides"]
-    for job in sorted(jobs, key=lambda job: job["number"]):
-        ends = [job[key] for key in ("value", "best", "step", "seconds", "directory")]
-        rows.writerow([job["number"], title(job), job["state"], metric, *ends])
     for job in jobs:
-        value = "" if job["value"] is None else f"{job['value']:.6g}"
-        lines.append(f"{job['number']:>4}  {job['state']:<9} {value:>11}  {title(job)}")
-    write_whole(folder / SUMMARY, text.getvalue())
+        lines.append(
+            f"{job['number']:>4}  {job['state']:<9} {_shown(job['value'])}  {title(job['keys'])}"
+        )
+    if any(len(setting["jobs"]) > 1 for setting in settings):
+        names = "".join(f" {name:>11}" for name in STATISTICS[1:])
+        lines += ["", f"over seeds, {metric}, 95 % interval by t:", f"{'n':>4}{names}  overrides"]
+        for setting in settings:
+            shown = " ".join(_shown(setting[name]) for name in STATISTICS[1:])
+            lines.append(f"{setting['n']:>4} {shown}  {title(setting['keys'])}")
+        lines += filter(None, [_difference(settings, metric)])
     return "\n".join(lines)
 
 
-def title(job: dict[str, Any]) -> str:
-    """Returns the overrides in which the job differs from others."""
-    return " ".join(f"{key}={value}" for key, value in job["keys"].items())
+def _shown(value: float | None) -> str:
+    return f"{'' if value is None else f'{value:.6g}':>11}"
 
 
-def best_runs(folder: Path, jobs: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], Path]]:
-    """Returns the best jobs and the directories of their runs, as far as these exist."""
+def _write_csv(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_whole(path, text.getvalue())
+
+
+def title(keys: Mapping[str, str]) -> str:
+    """Returns the overrides in which a job or setting differs from others."""
+    return " ".join(f"{key}={value}" for key, value in keys.items())
+
+
+def runs_of(folder: Path, sweep: Mapping[str, Any]) -> list[tuple[str, list[Path]]]:
+    """Returns the settings of a sweep, the best first, by their titles, with the directories of
+    their runs that have a value.
+    """
     bases = (Path(), ROOT, folder, *folder.absolute().parents)  # also of a copy elsewhere
+    jobs = {job["number"]: job for job in sweep["jobs"] if job["value"] is not None}
     found = []
+    for setting in sweep["settings"]:
+        directories = []
+        for number in setting["jobs"]:
+            places = [base / jobs[number]["directory"] for base in bases] if number in jobs else []
+            directories += [place for place in places if place.is_dir()][:1]
+        numbers = ", ".join(map(str, setting["jobs"]))
+        if directories:
+            found.append((f"{numbers}: {title(setting['keys'])}".rstrip(": "), directories))
+    return found
+
+
+def _settings(jobs: Sequence[dict[str, Any]], lower: bool) -> list[dict[str, Any]]:
+    """Returns the statistics of jobs that differ in `seed` alone; the best first, and those without
+    a value last.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
-        places = [base / job["directory"] for base in bases]
-        directory = next((place for place in places if place.is_dir()), None)
-        if job["value"] is not None and directory:
-            found.append((job, directory))
-    return found[:MOST_CURVES]
+        groups.setdefault(title({**job["keys"], "seed": ""}), []).append(job)
+    settings: list[dict[str, Any]] = []
+    for group in groups.values():
+        keys = {key: value for key, value in group[0]["keys"].items() if key != "seed"}
+        keys = group[0]["keys"] if len(group) == 1 else keys
+        values = {
+            str(job["keys"].get("seed")): job["value"] for job in group if job["value"] is not None
+        }
+        numbers = sorted(job["number"] for job in group)
+        found = Setting(title(keys) or "all", values, lower).summary()
+        settings.append({"keys": keys, "jobs": numbers, "values": values, **found})
+    sign = 1 if lower else -1
+    settings.sort(key=lambda row: (row["mean"] is None, sign * (row["mean"] or 0.0)))
+    return settings
+
+
+def _difference(settings: Sequence[dict[str, Any]], metric: str) -> str:
+    """Says whether the settings differ, if there are two of several seeds."""
+    if len(settings) != 2:
+        return ""
+    one, other = (Setting(title(row["keys"]), row["values"]) for row in settings)
+    return difference(one, other, metric)
 
 
 def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:

@@ -14,6 +14,7 @@ import torch
 from tests.browser import opened
 from tests.runs import TINY_TRM, train
 from tests.utils.checkpoint.helpers import META
+from tests.utils.sweep.test_seeds import seeds_folder
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 from utils.report.__main__ import MOST_BYTES, draw, main, read
@@ -393,6 +394,27 @@ def test_a_sweep_can_be_sorted(browser: Any, tmp_path: Path) -> None:
         assert first.inner_text() == "3"
         assert page.locator("#keys svg").count() == 2
         assert window.problems == []
+
+
+def test_seeds_are_a_band_around_their_mean(browser: Any, tmp_path: Path) -> None:
+    sweep = seeds_folder(tmp_path / "sweep")
+    said = draw([sweep], None)
+    assert said == f"{said.splitlines()[0]}\nreport: {sweep / 'report.html'}"
+    assert draw([*sweep.glob("run?")], str(tmp_path / "page.html")).startswith(
+        "lr=0.01 and lr=0.001 "
+    )
+    one = read([sweep])["runs"][0]
+    assert one["eval"]["curves"]["eval/loss"] == {
+        "mean": [2.1, 2.05, 2.0333], "min": [1.1, 1.05, 1.0333], "max": [3.1, 3.05, 3.0333]
+    }  # fmt: skip
+    with opened(browser) as window:
+        page = window.open(sweep / "report.html")
+        row = page.locator("#settings tbody tr").first.inner_text().split()
+        assert row[:6] == ["1e-3", "2.033", "-0.4508", "4.517", "1.033", "3.033"]
+        assert page.locator("#curves path.spread").count() == 2
+        window.check(1280)
+        assert window.open(tmp_path / "page.html").locator("path.spread").count() == 2
+        window.check(1280)
 
 
 @pytest.mark.slow

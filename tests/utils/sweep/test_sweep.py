@@ -37,7 +37,7 @@ def sweep(folder: Path, *arguments: str, **variables: str) -> tuple[int, str, st
 
 def table(folder: Path) -> list[dict[str, str]]:
     """The table of the only sweep there."""
-    (file,) = folder.glob("runs/multirun/*/summary.csv")
+    (file,) = folder.glob("runs/multirun/*/jobs.csv")
     return list(csv.DictReader(file.open()))
 
 

@@ -1,0 +1,73 @@
+"""Statistics over seeds, as scipy.stats has them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from utils.sweep.seeds import Setting, difference, interval
+from utils.sweep.table import write_table
+
+A, B = [0.91, 0.93, 0.90, 0.94], [0.88, 0.92, 0.89, 0.90]
+
+
+def by_seed(values: list[float], first: int = 0) -> dict[str, float]:
+    return {str(seed): value for seed, value in enumerate(values, first)}
+
+
+def test_the_interval_of_a_mean() -> None:
+    ends = stats.t.interval(0.95, len(A) - 1, loc=stats.tmean(A), scale=stats.sem(A))
+    assert interval(A) == pytest.approx((stats.tmean(A), *ends))
+    assert interval(A[:1]) == (0.91, None, None)
+    assert Setting("", by_seed(A), lower=True).summary()["best"] == 0.90
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_difference_is_paired_over_equal_seeds(first: int) -> None:
+    said = difference(Setting("a", by_seed(A)), Setting("b", by_seed(B, first)), "x")
+    test = stats.ttest_ind(A, B, equal_var=False) if first else stats.ttest_rel(A, B)
+    ends = test.confidence_interval()
+    shown = f"(95 % interval {ends.low:+.3g} to {ends.high:+.3g}, p = {test.pvalue:.2g};"
+    assert shown in said
+    assert ("paired" in said) == (first == 0)
+    assert re.match("a and b differ: x is" if test.pvalue < 0.05 else "No difference is", said)
+    assert difference(Setting("a", by_seed(A)), Setting("b", by_seed(B[:1])), "x") == ""
+    assert "p = 1;" in difference(Setting("a", by_seed(A)), Setting("b", by_seed(A)), "x")
+
+
+def seeds_folder(folder: Path) -> Path:
+    """A sweep over a rate and a seed, one of whose jobs has failed."""
+    jobs = []
+    cells = [(lr, seed) for lr in ("1e-3", "1e-2") for seed in range(3)]
+    for number, (lr, seed) in enumerate(cells, 1):
+        run = folder / f"run{number}"
+        run.mkdir(parents=True)
+        config = {"objective_metric": "-eval/loss", "lr": float(lr), "seed": seed, "run_name": run}
+        (run / "config.yaml").write_text(json.dumps(config, default=str))
+        (run / "status.json").write_text(json.dumps({"state": "finished"}))
+        losses = [] if number == 6 else [number + 1 / step for step in (10, 20, 30)]
+        rows = [
+            {"step": 10 * i, "time": float(i), "eval/loss": loss} for i, loss in enumerate(losses)
+        ]
+        (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        about = {"lr": lr, "seed": str(seed)}
+        jobs.append({"number": number, "overrides": about, "directory": str(run)})
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    return folder
+
+
+def test_jobs_that_differ_in_their_seed_are_one_row(tmp_path: Path) -> None:
+    said = write_table(seeds_folder(tmp_path))
+    first, second = csv.DictReader((tmp_path / "summary.csv").open())
+    assert (first["overrides"], first["n"], first["jobs"]) == ("lr=1e-3", "3", "1 2 3")
+    low, high = stats.t.interval(0.95, 2, loc=2 + 1 / 30, scale=3**-0.5)
+    numbers = [float(first[name]) for name in ("mean", "low", "high", "best", "worst")]
+    assert numbers == pytest.approx([2 + 1 / 30, low, high, 1 + 1 / 30, 3 + 1 / 30])
+    assert (second["overrides"], second["n"], second["jobs"]) == ("lr=1e-2", "2", "4 5 6")
+    assert [row["job"] for row in csv.DictReader((tmp_path / "jobs.csv").open())] == [*"123456"]
+    assert "lr=1e-3 and lr=1e-2" in said.splitlines()[-1]
