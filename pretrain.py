@@ -338,7 +338,8 @@ class Trainer:
         cfg, run, objective = self.cfg, self.run, self.objective
         # tools that compare runs look up here which metric judges them
         text = OmegaConf.to_yaml(cfg.plain() | {"objective_metric": str(self.judging_metric)})
-        wandb = {
+        loggers = {
+            "log": cfg.log,
             "mode": cfg.wandb.mode,
             "project": cfg.project_name,
             "name": cfg.run_name,
@@ -356,7 +357,7 @@ class Trainer:
             "examples_per_step": self.source.length.examples_per_update,
             "tokens_per_example": self.source.spec.seq_len,
         }
-        run.begin(text, wandb, saved_step, self.run_state.evaluation_due, facts, cfg.report)
+        run.begin(text, loggers, saved_step, self.run_state.evaluation_due, facts, cfg.report)
         length = "evaluated" if cfg.eval_only else f"{self.total_steps:,} steps"
         run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}")
         run.say(hardware.describe(self.dist, objective.dtype))

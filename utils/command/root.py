@@ -179,6 +179,8 @@ class Root(Keys):
     """Where a metric should be after so many steps, which the report shows as a band from the
     lowest to the highest value: {metric: eval/exact_accuracy, at: {1000: [0.99, 1.0]}}
     """
+    log: Annotated[list[Literal["wandb", "trackio", "tensorboard"]], SAME_RUN]
+    """Services that get metrics beside metrics.jsonl; one that fails is off, and the run goes on"""
     wandb: Annotated[Wandb, SAME_RUN]
     # Sweeps: python pretrain.py -m seed=0,1,2
     sweep: Annotated[Sweep, SAME_RUN]

@@ -29,7 +29,7 @@ STEPS = 6
 FIRST = ["compile=false"]  # a key that is given may say otherwise
 LAST = [
     "exact=true", "num_workers=0", "log_interval=1", "keep=null", "checkpoint_minutes=null",
-    "report=false", "wandb.mode=disabled",
+    "report=false", "log=[]",
 ]  # fmt: skip
 
 

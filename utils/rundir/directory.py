@@ -30,15 +30,16 @@ from utils.ranks.distributed import Dist
 from utils.ranks.signals import STATUS
 from utils.rundir import folders
 from utils.rundir.append import AppendedFile, Troubles, keep_rows
+from utils.rundir.loggers import Loggers
 from utils.rundir.maker import PATIENCE_S, REPORT_FILE, Maker
 from utils.rundir.status import FINAL, Status, other_writer, state_of
-from utils.rundir.wandb_log import Tracker, resolve_mode
+from utils.rundir.wandb_log import resolve_mode
 
 PAUSE_S = 10.0  # between lines of progress
 
 
 class RunDirectory:
-    """Directory, log, metrics, status, W&B and terminal of one run.
+    """Directory, log, metrics, status, loggers and terminal of one run.
 
     `with run:` locks the directory for this process.
     """
@@ -47,7 +48,7 @@ class RunDirectory:
         """With `evaluates`, `begin` chooses an unused directory instead, for an evaluation."""
         self.directory, self.dist, self._evaluates = directory, dist, evaluates
         self._lock = folders.Lock(directory)
-        self._tracker = Tracker(self.say, dist.timeout_s / 2)
+        self._loggers = Loggers(self.say, dist.timeout_s / 2)
         self._troubles = Troubles(self._report)
         self._status: Status | None = None
         self._metrics: AppendedFile | None = None
@@ -63,12 +64,12 @@ class RunDirectory:
     @property
     def wandb_id(self) -> str | None:
         """The id under which W&B continues this run; `begin` takes it as the setting `id`."""
-        return self._tracker.run_id
+        return self._loggers.wandb_id
 
     def begin(
         self,
         config_text: str,
-        wandb: Mapping[str, Any],
+        loggers: Mapping[str, Any],
         resumed: int | None = None,
         evaluation_due: bool = False,
         facts: Mapping[str, Any] | None = None,
@@ -76,11 +77,12 @@ class RunDirectory:
     ) -> None:
         """Makes the directory on rank 0, or continues the one there at the step `resumed`.
 
-        A former run is moved aside; nothing is written before. `facts` are recorded with the start,
-        and `report` says whether to draw the page.
+        A former run is moved aside; nothing is written before. `loggers` are the key `log` and
+        what `Loggers.start` takes; `facts` are recorded with the start, and `report` says whether
+        to draw the page.
         """
         # fails on all ranks alike, before rank 0 writes anything
-        mode = resolve_mode(wandb.get("mode", "auto"), os.environ)
+        mode = resolve_mode(loggers.get("mode", "auto"), os.environ)
         hosts = self.dist.all_gather_text(socket.gethostname())
         with self.dist.agreed():
             if self.dist.is_main:
@@ -91,8 +93,8 @@ class RunDirectory:
                     "ranks": self.dist.world_size,
                     "revision": revision.revision(),
                 }
-                names = wandb.get("id"), wandb.get("project"), wandb.get("name")
-                self._tracker.start(self.directory, mode, *names, about)
+                names, settings = loggers.get("log", ["wandb"]), {**loggers, "mode": mode}
+                self._loggers.start(self.directory, names, settings, resumed, about)
         self.directory = Path(self.dist.broadcast_text(str(self.directory)))
 
     def _begin(
@@ -174,14 +176,14 @@ class RunDirectory:
             maker.finish(patience_s)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Appends a line to metrics.jsonl, and sends it to W&B."""
+        """Appends a line to metrics.jsonl, and sends it to the loggers."""
         if self._metrics is None:
             return
         self._step = step
         values = {name: _strict(value) for name, value in metrics.items()}
         row = {"step": step, "time": round(time.time(), 3), **values}
         self._metrics.write(json.dumps(row, allow_nan=False))
-        self._tracker.log(step, values)
+        self._loggers.log(step, values)
 
     def say(self, text: str) -> None:
         """Writes a line to the terminal and to log.txt; names in it may be a stranger's."""
@@ -206,7 +208,7 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True)  # and not the one above, which may be gone by now
             for name, content in files.items():
                 write_whole(folder / safe_name(name), content)
-        self._tracker.show(step, set_name, files)
+        self._loggers.show(step, set_name, files)
 
     def progress(
         self,
@@ -304,13 +306,13 @@ class RunDirectory:
         raise Stopped(signum, message)
 
     def close(self, ok: bool = True, hurry: bool = False) -> None:
-        """Ends the run; may be called twice. In a hurry W&B gets only a few seconds."""
+        """Ends the run; may be called twice. In a hurry loggers get only a few seconds."""
         if self.dist.watch is not None:
             self.dist.watch.last_words = lambda cause: None
         if not ok:
             self._fail()
         self._finish_report(0.0 if hurry else PATIENCE_S)
-        self._tracker.close(ok, hurry)
+        self._loggers.close(ok, hurry)
         for file in (self._metrics, self._log, self._events, self._status):
             if file is not None:
                 file.close()

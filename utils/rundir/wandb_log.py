@@ -1,25 +1,20 @@
-"""Weights & Biases as a guest: it never prompts and never fails a run."""
+"""Weights & Biases, which never prompts here."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import shutil
-import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from utils import revision
 from utils.errors import brief
-from utils.rundir.records import read_config
+from utils.rundir.services import Begun
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S = 15.0
-FINISH_S = 30.0
-HURRY_S = 3.0  # a preempted run has little time, and a checkpoint to write
 
 
 def resolve_mode(mode: str, env: Mapping[str, str]) -> str:
@@ -64,64 +59,37 @@ def tables_of(scene: Mapping[str, Any]) -> list[Table]:
     return []
 
 
-class Tracker:
-    """One W&B run, or none."""
+def new_id() -> str:
+    """Returns the id of a new W&B run."""
+    return secrets.token_hex(5)
 
-    def __init__(self, say: Callable[[str], None], patience_s: float) -> None:
-        """`patience_s` bounds the time of `close`, because other ranks wait for this one."""
-        # continues the W&B run; kept for a later start even if W&B is off or fails now
-        self.run_id: str | None = None
-        self._say, self._patience_s = say, patience_s
-        self._run: Any = None
 
-    def start(
-        self,
-        directory: Path,
-        mode: str,
-        run_id: str | None,
-        project: str | None,
-        name: str | None,
-        facts: Mapping[str, Any],
-    ) -> None:
-        """Begins a W&B run, or continues the one of that id. `facts` stand in its config beside the
-        run's keys.
-        """
-        self.run_id = run_id
-        if mode == "disabled":
-            return
-        self.run_id = run_id or secrets.token_hex(5)
-        names = {"dir": str(directory), "id": self.run_id, "project": project, "name": name}
-        try:
-            config = {**read_config(directory), **facts}
-            self._run = self._begin(mode, {**names, "config": config, "resume": "allow"})
-            for file in (directory / name for name in revision.FILES):
-                if file.is_file():  # a copy: `save` would make a link into the run's directory
-                    shutil.copyfile(file, Path(self._run.dir) / file.name)
-                    self._run.save(f"{self._run.dir}/{file.name}", self._run.dir, policy="now")
-        except Exception as error:  # of any kind: W&B is not what the run is about
-            self._say(f"W&B: could not start ({brief(error)}); off for this run")
+class WandB:
+    """A run of W&B, which the id continues."""
 
-    def log(self, step: int, values: Mapping[str, float | int | None]) -> None:
-        """Sends a row. W&B keeps the steps that it saw before a run was continued."""
-        if self._run is None:
-            return
-        row = {name: math.nan if value is None else value for name, value in values.items()}
-        try:
-            self._run.log(row, step=step)
-        except Exception as error:
-            self._run = None
-            self._say(f"W&B: could not log ({brief(error)}); off for this run")
+    about = "W&B"
+
+    def __init__(self, run: Begun, say: Callable[[str], None]) -> None:
+        self._say = say
+        names = {"id": run.wandb_id, "project": run.project, "name": run.name, "resume": "allow"}
+        about = {"dir": str(run.directory), "config": dict(run.config), **names}
+        self._run = self._begin(run.wandb_mode, about, say)
+        for file in (run.directory / name for name in revision.FILES):
+            if file.is_file():  # a copy: `save` would make a link into the run's directory
+                shutil.copyfile(file, f"{self._run.dir}/{file.name}")
+                self._run.save(f"{self._run.dir}/{file.name}", self._run.dir, policy="now")
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        self._run.log(dict(row), step=step)
 
     def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
-        """Sends those scenes of an evaluated set that are tables to W&B."""
-        if self._run is None:
-            return
+        """Sends those scenes that are tables."""
         for name, content in files.items():
             if not name.endswith(SUFFIX):
                 continue
             try:
                 self._show(step, f"{set_name}/{name.removesuffix(SUFFIX)}", json.loads(content))
-            except Exception as error:
+            except Exception as error:  # of one table; W&B goes on
                 self._say(f"W&B: could not take {name} ({brief(error)})")
 
     def _show(self, step: int, name: str, scene: Mapping[str, Any]) -> None:
@@ -132,30 +100,10 @@ class Tracker:
             table = wandb.Table([*columns], rows, allow_mixed_types=True)
             self._run.log({f"{name}/{part}" if part else name: table}, step=step)
 
-    def close(self, ok: bool, hurry: bool = False) -> None:
-        """Ends the run as finished or failed, within a bounded time."""
-        if (run := self._run) is None:
-            return
-        self._run, problems = None, []
+    def finish(self, ok: bool) -> None:
+        self._run.finish(exit_code=int(not ok))
 
-        def finish() -> None:
-            try:
-                run.finish(exit_code=int(not ok))
-            except Exception as error:
-                problems.append(error)
-
-        within = min(HURRY_S if hurry else FINISH_S, self._patience_s)
-        thread = threading.Thread(target=finish, daemon=True)
-        thread.start()
-        thread.join(within)
-        if problems:
-            self._say(f"W&B: could not finish ({brief(problems[0])})")
-        elif thread.is_alive():
-            self._say(
-                f"W&B: did not finish within {within:g} s; `wandb sync` uploads what its files hold"
-            )
-
-    def _begin(self, mode: str, arguments: Mapping[str, Any]) -> Any:
+    def _begin(self, mode: str, arguments: Mapping[str, Any], say: Callable[[str], None]) -> Any:
         """Starts a W&B run; records offline where it cannot start online."""
         import wandb
 
@@ -183,7 +131,7 @@ class Tracker:
                 wandb.teardown()  # otherwise the online and offline runs conflict
                 # a UsageError means that there are no credentials
                 if mode == "online" or not isinstance(error, wandb.errors.UsageError):
-                    self._say(
+                    say(
                         f"W&B: could not start ({brief(error)}); recording offline, `wandb sync`"
                         " uploads it"
                     )

@@ -35,7 +35,10 @@ from utils.rundir.status import state_of
 
 PAUSE_S = 2.0
 # keys that a needed run inherits from the run that needs it, unless its arguments have them
-INHERITED = ("data_path", "device", "backend", "timeout_s", "exact", "num_workers", "wandb.mode")
+INHERITED = (
+    *("data_path", "device", "backend", "timeout_s", "exact", "num_workers"),
+    *("log", "wandb.mode"),
+)
 
 
 def with_needed_runs(config: Config, dist: Dist, run: Callable[[Config], Any]) -> Config:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from utils.files import read_text
 from utils.measure.scene import scene
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
-from utils.rundir.wandb_log import Table, Tracker, resolve_mode, tables_of
+from utils.rundir.wandb_log import Table, WandB, resolve_mode, tables_of
 
 
 def begun(folder: Path, **settings: object) -> RunDirectory:
@@ -42,26 +41,16 @@ def test_modes(mode: str, env: dict[str, str], expected: str) -> None:
     assert resolve_mode(mode, env) == expected
 
 
-def test_a_finish_that_hangs_holds_up_nothing() -> None:
-    said: list[str] = []
-    tracker = Tracker(said.append, patience_s=0.2)
-    tracker._run = SimpleNamespace(finish=lambda exit_code: time.sleep(60))
-    began = time.monotonic()
-    tracker.close(ok=True)
-    assert time.monotonic() - began < 10
-    assert said[0].startswith("W&B: did not finish within 0.2 s")
-
-
 def test_the_code_and_the_size_of_a_run_stand_in_its_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[Mapping[str, Any]] = []
 
-    def begin(tracker: Tracker, mode: str, arguments: Mapping[str, Any]) -> Any:
+    def begin(logger: WandB, mode: str, arguments: Mapping[str, Any], say: Any) -> Any:
         began.append(arguments)
         return SimpleNamespace(dir=str(tmp_path), save=lambda *given, **named: None)
 
-    monkeypatch.setattr(Tracker, "_begin", begin)
+    monkeypatch.setattr(WandB, "_begin", begin)
     run = RunDirectory(tmp_path / "x", Dist()).__enter__()
     run.begin("lr: 0.001\n", {"mode": "offline"}, facts={"parameters": 7})
     about = {"lr": 0.001, "num_params": 7, "ranks": 1, "revision": revision.revision()}
