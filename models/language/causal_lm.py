@@ -7,12 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from typing_extensions import Doc
 
 from contract import (
@@ -28,7 +29,7 @@ from contract import (
 )
 from models.language import llama
 from models.language.gpt import GPT
-from models.layers import Past, recomputed
+from models.layers import Past
 from utils.command.marks import Fraction
 
 
@@ -121,35 +122,67 @@ class CausalLM(Objective):
         counted_BL = labels_BL != IGNORE
         hidden_BLD = self.model(batch["inputs"], batch.get("documents"))
         sums = self._sum_cross_entropy(hidden_BLD.flatten(0, 1), labels_BL.flatten())
-        nats, weight = sums[0], counted_BL.sum()
+        loss, nats, weight = sums[0], sums[-1], counted_BL.sum()
         metrics = {"loss": (nats.detach(), weight)}
         if len(self.bytes_V):
             # the bytes of what is predicted, so that nets with other tokenizers compare
             bytes_BL = self.bytes_V[labels_BL.clamp_min(0)] * counted_BL
             metrics["bpb"] = (nats.detach() / math.log(2), bytes_BL.sum())
-        if not self.z_loss:
-            return nats, weight, metrics
-        metrics["log_z2"] = (sums[1].detach(), weight)
-        return nats + self.z_loss * sums[1], weight, metrics
+        if self.z_loss:
+            metrics["log_z2"] = (sums[1].detach(), weight)
+        return loss, weight, metrics
 
     def _sum_cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
         """Sums piece by piece, so that the logits of all tokens never exist at once."""
         if self.chunk_tokens is None or len(labels_N) <= self.chunk_tokens:
             return self._piece(hidden_ND, labels_N)
-        pieces = zip(
-            hidden_ND.split(self.chunk_tokens), labels_N.split(self.chunk_tokens), strict=True
-        )
-        sums = [recomputed(self._piece, *piece) for piece in pieces]
-        return torch.stack(sums).sum(0)
+        pieces = hidden_ND.split(self.chunk_tokens), labels_N.split(self.chunk_tokens)
+        if not torch.is_grad_enabled():
+            return torch.stack([*map(self._piece, *pieces)]).sum(0)
+        return Pieces.apply(self._piece, pieces[1], hidden_ND, *self.model.head.parameters())
 
     def _cross_entropy(self, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-        """Returns the sum, and with a z-loss that of the squared logs of the denominators."""
+        """Returns the sum of the loss, and those that metrics report: with a z-loss that of the
+        squared logs of the denominators, and that of the cross entropy.
+        """
         logits_NV = self.model.logits(hidden_ND)
-        sums = [F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="sum")]
-        if self.z_loss:
-            squares_N = logits_NV.logsumexp(-1).square()
-            sums.append(squares_N.where(labels_N != IGNORE, 0.0).sum())
-        return torch.stack(sums)
+        nats = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORE, reduction="sum")
+        if not self.z_loss:
+            return torch.stack([nats])
+        squares_N = logits_NV.logsumexp(-1).square()
+        squares = squares_N.where(labels_N != IGNORE, 0.0).sum()
+        return torch.stack([nats + self.z_loss * squares, squares, nats])
+
+
+class Pieces(torch.autograd.Function):
+    """Sums over pieces of a batch, each with its gradient at once: logits of a piece are neither
+    kept for the backward pass nor computed again in it. Only the first sum has a gradient.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        piece: Callable[[Tensor, Tensor], Tensor],
+        labels: Sequence[Tensor],
+        hidden_ND: Tensor,
+        *weights: Tensor,
+    ) -> Tensor:
+        sums, of_hidden, of_weights = [], [], [torch.zeros_like(weight) for weight in weights]
+        pieces = hidden_ND.detach().split(len(labels[0]))
+        for hidden, labels_N in zip(pieces, labels, strict=True):
+            with torch.enable_grad():
+                sums_of_piece = piece(hidden.requires_grad_(), labels_N)
+                grad, *grads = torch.autograd.grad(sums_of_piece[0], (hidden, *weights))
+            torch._foreach_add_(of_weights, grads)
+            of_hidden.append(grad)
+            sums.append(sums_of_piece.detach())
+        ctx.save_for_backward(torch.cat(of_hidden), *of_weights)
+        return torch.stack(sums).sum(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_sums: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return None, None, *(grad * grad_sums[0] for grad in ctx.saved_tensors)
 
 
 def _draw_tokens(

@@ -187,6 +187,11 @@ class GPT(nn.Module):
         """Returns the vectors with which the stream begins."""
         return self.embed_tokens(tokens_BL).to(self.dtype)
 
+    @property
+    def head(self) -> nn.Module:
+        """The module whose weights `logits` uses."""
+        return self.embed_tokens if self.lm_head is None else self.lm_head
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns scores of the next token, in float32 at least."""
         if self.lm_head is not None:

@@ -87,6 +87,21 @@ def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
             assert_close(ours.grad, wanted.grad, rtol=1e-4, atol=1e-4)
 
 
+def test_logits_of_a_piece_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective, batch, lengths = make(20), batch_of(4), list[int]()
+    logits = objective.model.logits
+    monkeypatch.setattr(
+        objective.model, "logits", lambda hidden: [lengths.append(len(hidden)), logits(hidden)][1]
+    )
+    out = objective(batch, None, NOTHING)
+    (2 * out.loss).backward()
+    assert lengths == [20, 20, 8]
+    plain = make()
+    (2 * plain(batch, None, NOTHING).loss).backward()
+    assert objective.model.lm_head.weight.grad is not None
+    assert_close(objective.model.lm_head.weight.grad, plain.model.lm_head.weight.grad)
+
+
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_a_z_loss_is_added_in_training_and_counts_in_no_evaluation(chunk: int | None) -> None:
     batch, plain, other = batch_of(4), make(), make()
