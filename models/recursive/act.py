@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -32,7 +32,7 @@ from models.layers import widen
 from models.recursive.answering import answers_by_step
 from models.recursive.recursion import RecursiveNet, State, where_slots
 from models.recursive.thinking import ByStep, ThinkingSteps
-from utils.transfer import wide
+from utils.transfer import to_device, wide
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class ActObjective(Objective):
     ) -> None:
         super().__init__(model)
         self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
+        self._losses: Callable[..., tuple[Tensor, Tensor, MetricSums]] = self._sum_losses
+
+    def compile_net(self) -> None:
+        super().compile_net()
+        self._losses = torch.compile(self._sum_losses, dynamic=False)
 
     def initial_carry(self, batch: Batch) -> ActCarry:
         """Returns slots that have all halted, so that the first step fills them."""
@@ -74,10 +79,9 @@ class ActObjective(Objective):
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
         carry = self._refill(carry, batch, ctx.noise)
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
-        weights = self.model.weights_in_dtype()  # once for both passes of HRM
         inputs = carry.batch["inputs"]
         noise = self.model.path_noise(ctx.noise, carry.state, self.model.sizes.path_noise)
-        state, logits_BTV, q_B2 = self.model(carry.state, inputs, rows, weights, noise)
+        state, logits_BTV, q_B2 = self.model(carry.state, inputs, rows, noise)
 
         # the slots that halt now begin the next step with other puzzles
         target = None
@@ -87,7 +91,7 @@ class ActObjective(Objective):
             if not self.model.sizes.no_ACT_continue and self.model.sizes.halt_max_steps > 1:
                 # the value of continuing is that of the better choice one step later; the batch is
                 # large, so no target net is needed
-                _, _, next_B2 = self.model(state, inputs, rows, weights)
+                _, _, next_B2 = self.model(state, inputs, rows)
                 target = torch.sigmoid(torch.where(last, next_B2[:, 0], next_B2.amax(-1)))
 
         labels_BT = carry.batch["labels"]
@@ -133,12 +137,16 @@ class ActObjective(Objective):
         if sizes.halt_max_steps == 1:
             return last
         wants = self.model.wants_to_halt(q_B2)
-        # without exploring, a net that halts early would never see what more steps are worth
-        explores = ctx.noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
-        at_least = ctx.noise.integers("explore_steps", steps.shape, 2, sizes.halt_max_steps + 1)
-        return (last | wants) & (steps >= explores * at_least)
+        # without exploring, a net that halts early would never see what more steps are worth; the
+        # host draws so few numbers faster than a GPU, and the same ones
+        noise = replace(ctx.noise, device=torch.device("cpu"))
+        explores = noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
+        at_least = explores * noise.integers(
+            "explore_steps", steps.shape, 2, sizes.halt_max_steps + 1
+        )
+        return (last | wants) & (steps >= to_device(at_least, steps.device))
 
-    def _losses(
+    def _sum_losses(
         self,
         logits_BTV: Tensor,
         q_B2: Tensor,

@@ -62,7 +62,7 @@ class Chains:
     """
 
     def __init__(self, model: RecursiveNet, batch: Batch) -> None:
-        self._model, self._weights = model, model.weights_in_dtype()
+        self._model = model
         self._each = partial(torch.repeat_interleave, repeats=model.sizes.chains, dim=0)
         inputs_NT, rows_NP = batch["inputs"], model.puzzle_rows(batch["puzzle_identifiers"])
         self._keys_N = [zlib.crc32(puzzle.tobytes()) for puzzle in inputs_NT.cpu().numpy()]
@@ -76,9 +76,7 @@ class Chains:
         """
         sizes, before = self._model.sizes, self._state
         noise = self._model.path_noise(self._noise(step), before, sizes.eval_noise)
-        self._state, logits_CTV, q_C2 = self._model(
-            before, self._inputs_CT, self._rows_CP, self._weights, noise
-        )
+        self._state, logits_CTV, q_C2 = self._model(before, self._inputs_CT, self._rows_CP, noise)
         if sizes.chains == 1:
             return logits_CTV, q_C2
         score_C = q_C2[:, 0] if sizes.judge == "halting" else -_change(before, self._state)

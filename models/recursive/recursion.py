@@ -99,7 +99,7 @@ class Level(nn.Module):
 
 
 class Inner(nn.Module):
-    """The net itself, which is compiled. Puzzle rows are passed in, as their table is sparse."""
+    """The net itself. Puzzle rows are passed in, as their table is sparse."""
 
     puzzle_emb: SparseEmbedding | None
 
@@ -136,7 +136,11 @@ class Inner(nn.Module):
 
 
 class RecursiveNet(nn.Module):
-    """Wraps the inner net: casts its weights, and makes initial states and steps of reasoning."""
+    """Wraps the inner net: casts its weights, and makes initial states and steps of reasoning.
+
+    Compiled code casts them, too: a CUDA graph reads its inputs where they were when it was
+    recorded, and weights cast outside would lie elsewhere in each step.
+    """
 
     def __init__(self, inner: Inner) -> None:
         super().__init__()
@@ -151,17 +155,11 @@ class RecursiveNet(nn.Module):
 
     def compile(self, **options) -> None:  # type: ignore[override]
         self.compiled = True
-        self.inner.compile(**options)
+        super().compile(**options)
 
     @property
     def dtype(self) -> torch.dtype:
         return parse_dtype(self.sizes.forward_dtype)
-
-    def weights_in_dtype(self) -> dict[str, Tensor] | None:
-        """Returns the weights cast to the forward dtype, or None if they need no cast."""
-        if self.dtype == next(self.inner.parameters()).dtype:
-            return None
-        return cast_weights(self.inner, self.dtype)
 
     def fresh_state(self, noise: Noise, slots: int, tokens: int) -> State:
         """Returns the initial state: drawn with `random_start`, else the same for every slot."""
@@ -189,14 +187,13 @@ class RecursiveNet(nn.Module):
         state: State,
         tokens_BT: Tensor,
         rows_BP: Tensor | None,
-        weights: dict[str, Tensor] | None,
         noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
         """Does one step of reasoning: returns the new state, token logits and halting logits."""
         arguments = (state, tokens_BT, rows_BP, noise)
-        if weights is None:
+        if self.dtype == next(self.inner.parameters()).dtype:
             return self.inner(*arguments)
-        return functional_call(self.inner, weights, arguments)
+        return functional_call(self.inner, cast_weights(self.inner, self.dtype), arguments)
 
     def wants_to_halt(self, q_B2: Tensor) -> Tensor:
         """Returns which slots want to halt: in TRM if the halting logit is positive, in HRM if it

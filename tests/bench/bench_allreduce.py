@@ -44,7 +44,7 @@ class Reasoner(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         start = self.net.fresh_state(Noise(0, 0, range(1)), *tokens.shape)
-        _, logits, halting = self.net(start, tokens, None, None)
+        _, logits, halting = self.net(start, tokens, None)
         return torch.cat((logits.flatten(), halting.flatten() + 1))
 
 

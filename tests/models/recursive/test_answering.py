@@ -32,12 +32,8 @@ def alone(model, puzzle: dict[str, torch.Tensor], hrm: bool):
     """
     state, said, step = model.fresh_state(Noise(0, 0, [0]), *puzzle["inputs"].shape), None, 0
     for _ in range(STEPS):
-        state, logits, q = model(
-            state,
-            puzzle["inputs"],
-            model.puzzle_rows(puzzle["puzzle_identifiers"]),
-            model.weights_in_dtype(),
-        )
+        rows = model.puzzle_rows(puzzle["puzzle_identifiers"])
+        state, logits, q = model(state, puzzle["inputs"], rows)
         before, said, step = said, logits.argmax(-1), step + 1
         if before is not None and torch.equal(before, said) and q[0, 0] > (q[0, 1] if hrm else 0):
             break
@@ -89,7 +85,7 @@ def test_the_best_of_several_chains_answers(judge: str) -> None:
             noise = net.model.path_noise(Noise(0, step, [drawn]), state, 0.5)
             rows = net.model.puzzle_rows(puzzle["puzzle_identifiers"])
             before = state
-            state, logits, q = net.model(state, puzzle["inputs"], rows, None, noise)
+            state, logits, q = net.model(state, puzzle["inputs"], rows, noise)
         change = torch.cat([(z - old).flatten(1) for z, old in zip(state, before, strict=True)], 1)
         best = int(q[:, 0].argmax() if judge == "halting" else change.norm(dim=1).argmin())
         chosen.add(best)

@@ -36,7 +36,7 @@ def test_without_branches_it_converges_to_a_share_of_the_input() -> None:
     for _ in range(16):
         before = state[0]
         rows = model.puzzle_rows(batch["puzzle_identifiers"])
-        state, _, q = model(state, batch["inputs"], rows, None)
+        state, _, q = model(state, batch["inputs"], rows)
         expected = kept * (state_share * before + (1 - kept * state_share) * x)
         assert_close(state[0], expected)
         change = (state[0] - before).abs().amax(-1) / state[0].abs().amax(-1)

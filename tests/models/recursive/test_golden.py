@@ -146,7 +146,7 @@ def test_eqr_is_trm_that_is_damped_and_disturbed_in_each_pass() -> None:
         noise = Noise(meta["noise_seed"], step, range(1))
         passes = objective.model.path_noise(noise, state, objective.model.sizes.eval_noise)
         with torch.no_grad():
-            state, logits, q = objective.model(state, inputs, None, None, passes)
+            state, logits, q = objective.model(state, inputs, None, passes)
         for name, value in (("logits", logits), ("q_halt_logits", q[:, 0])):
             # three steps of 21 passes amplify the rounding of another number of threads
             assert_close(value, torch.tensor(data[f"step{step}/{name}"]), rtol=2e-3, atol=1e-3)

@@ -29,7 +29,7 @@ def step(model: Any, state: Any = None) -> tuple[Any, torch.Tensor]:
     tokens = torch.from_numpy(INPUTS).long()
     state = state or model.fresh_state(NO_NOISE, *tokens.shape)
     with torch.no_grad():
-        return model(state, tokens, None, model.weights_in_dtype())[:2]
+        return model(state, tokens, None)[:2]
 
 
 def test_values_are_distances_from_the_goal_if_walls_cost_too_much() -> None:

@@ -29,7 +29,7 @@ def steps(model: Any, tokens_BT: Tensor, number: int = 3) -> tuple[Tensor, Tenso
     state = model.fresh_state(NOISE, *tokens_BT.shape)
     with torch.no_grad():
         for _ in range(number):
-            state, logits_BTV, q_B2 = model(state, tokens_BT, None, None)
+            state, logits_BTV, q_B2 = model(state, tokens_BT, None)
     return logits_BTV, q_B2
 
 
@@ -94,6 +94,6 @@ def test_noise_and_damping_act_at_each_pass() -> None:
     drawn = noisy.path_noise(Noise(0, 0, range(4), torch.device("cpu")), state, 0.5)
     assert len(drawn) == 3, "one for each of L_cycles"
     with torch.no_grad():
-        heard = [quiet(state, tokens, None, None, noise)[1] for noise in ((), drawn)]
+        heard = [quiet(state, tokens, None, noise)[1] for noise in ((), drawn)]
     assert (heard[0] - heard[1]).abs().max() > 1e-3
     assert not torch.equal(steps(net(damping=0.5), tokens)[0], steps(quiet, tokens)[0])
