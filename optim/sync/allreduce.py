@@ -29,7 +29,9 @@ from optim.sync.base import Sync
 from utils.ranks.distributed import Dist
 
 ALIGN = 16  # elements between which gradients start: vectorised kernels want aligned addresses
-PART = 1 << 22  # elements that are summed over ranks at a time in the tree, for the sake of memory
+# elements that up to eight ranks sum at a time in the tree, for the sake of memory; more ranks sum
+# more, so that their messages stay as large
+PART = 1 << 22
 
 
 def build(exact: bool, shards: int) -> Sync:
@@ -49,9 +51,10 @@ class AllReduce(Sync):
         super().wrap(objective, dist)
         self.buffers: list[Tensor] = []
         self._views: dict[str, Tensor] = {}
+        align = max(ALIGN, dist.world_size)  # the tree cuts buffers into equal slices
         for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
             named = {name: p for name, p in self.parameters.items() if p.dtype == dtype}
-            sizes = [-(-p.numel() // ALIGN) * ALIGN for p in named.values()]
+            sizes = [-(-p.numel() // align) * align for p in named.values()]
             buffer = torch.zeros(sum(sizes), dtype=dtype, device=dist.device)
             self.buffers.append(buffer)
             for (name, p), room in zip(named.items(), buffer.split(sizes), strict=True):
@@ -126,24 +129,27 @@ class ExactAllReduce(AllReduce):
         """Sums this rank's branch over ranks."""
         seen = f"{self._shards_done} of {len(self._merges)} shards were seen"
         assert len(self._branches) == 1, seen
+        part = PART * max(1, self.dist.world_size // 8)
         for buffer, branch in zip(self.buffers, self._branches.pop(), strict=True):
-            for total, of_rank in zip(buffer.split(PART), branch.split(PART), strict=True):
-                total.copy_(self.over_ranks(of_rank))
+            for total, of_rank in zip(buffer.split(part), branch.split(part), strict=True):
+                self._sum_into(total, of_rank)
 
     def over_micro_batches(self, rows: Sequence[Tensor]) -> Tensor:
         """Returns the sum of this rank's branch."""
         return tree_sum(rows)
 
     def over_ranks(self, tensor: Tensor) -> Tensor:
-        """Adds up the ranks' tensors in the tree. Each rank adds one slice and gathers the others,
-        which is the traffic of an ordinary all-reduce.
+        """Adds up the ranks' tensors in the tree."""
+        size = tensor.numel()
+        padded = torch.nn.functional.pad(tensor, (0, -size % self.dist.world_size))
+        return self._sum_into(torch.empty_like(padded), padded)[:size]
+
+    def _sum_into(self, total: Tensor, of_rank: Tensor) -> Tensor:
+        """Each rank adds one slice and gathers the others, which is the traffic of an ordinary
+        all-reduce.
         """
-        ranks, size = self.dist.world_size, tensor.numel()
-        if ranks == 1:
-            return tensor
-        padded = torch.nn.functional.pad(tensor, (0, -size % ranks))
-        slices = self.dist.all_to_all(padded).view(ranks, -1)
-        return torch.cat(self.dist.all_gather(tree_sum(list(slices))))[:size]
+        slices = self.dist.all_to_all(of_rank).view(self.dist.world_size, -1)
+        return self.dist.all_gather_into(total, tree_sum(list(slices)))
 
 
 def tree_sum(leaves: Sequence[Tensor]) -> Tensor:

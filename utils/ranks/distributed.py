@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -88,6 +89,16 @@ class Dist:
         with self.waiting():
             c10d.all_gather(tensors, tensor)
         return tensors
+
+    def all_gather_into(self, whole: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Fills `whole` with the tensors of all ranks in rank order, and returns it."""
+        if self.world_size == 1:
+            return whole.copy_(tensor)
+        # PyTorch 2.13 warns about the older name
+        gather = getattr(c10d, "all_gather_single", None) or c10d.all_gather_into_tensor
+        with self.waiting():
+            gather(whole, tensor)
+        return whole
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
         """Returns the tensors of all ranks on rank 0, on the CPU, and None on other ranks. Their
@@ -251,6 +262,7 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
         dist, _ = _place_on_device(launch, device, backend, timeout_s)
         return replace(_current, device=dist.device)
     dist, chosen = _choose_device(launch, device, backend, timeout_s)
+    allow_open_files()
     meeting = meet(launch, timeout_s)
     facts = meeting.exchange({"process": this_process(), **chosen})
     processes = [fact["process"] for fact in facts]
@@ -287,6 +299,15 @@ def group(dist: Dist) -> c10d.ProcessGroup:
         c10d.init_process_group(backend, store=c10d.HashStore(), rank=0, world_size=1)
     assert c10d.group.WORLD is not None
     return c10d.group.WORLD
+
+
+def allow_open_files() -> None:
+    """Raises this process's limit of open files as far as it may: rank 0 holds four connections for
+    each rank, and backends connect each rank with all others.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def stop() -> None:

@@ -203,11 +203,12 @@ class Watch:
             self._look_far(self._far)
 
     def _beats(self) -> list[Beat]:
-        beats = []
-        for rank in range(self._size):
-            beat = Beat(*json.loads(self._read(f"beat/{rank}") or "[]"))
-            beats.append(replace(beat, has_left=self._has_left(rank)))
-        return beats
+        """The last beat of each rank, in two requests: all ranks ask at once."""
+        keys = [f"beat/{rank}" for rank in range(self._size)]
+        # `multi_get` would wait for a rank that has not come so far
+        all_there = self._store.check(keys)
+        texts = self._store.multi_get(keys) if all_there else map(self._read, keys)
+        return [Beat(*json.loads(text or "[]")) for text in texts]
 
     def _has_left(self, rank: int) -> bool:
         return self._store.check([f"left/{rank}"])
@@ -215,8 +216,12 @@ class Watch:
     def _since_before(self) -> list[Beat]:
         """The beats of all ranks; those that have not changed do not answer."""
         assert self._before is not None
-        pairs = zip(self._before, self._beats(), strict=True)
-        return [replace(now, answers=now.count > before.count) for before, now in pairs]
+        beats = []
+        for rank, (before, now) in enumerate(zip(self._before, self._beats(), strict=True)):
+            answers = now.count > before.count
+            has_left = not answers and self._has_left(rank)
+            beats.append(replace(now, answers=answers, has_left=has_left))
+        return beats
 
     def _read(self, key: str) -> str:
         """A key's value, empty if there is none; a `get` would wait for it."""

@@ -18,6 +18,7 @@ from torch.testing import assert_close
 
 from models.sparse_embedding import SparseEmbedding
 from optim.sparse_signsgd import SparseSignSGD
+from optim.sync import allreduce
 from optim.sync.agreement import Agreement
 from optim.sync.allreduce import AllReduce, ExactAllReduce
 from optim.sync.replicas import broadcast_from_rank_0, check_same
@@ -104,8 +105,9 @@ def gradients_equal_one_process(dist: Dist) -> None:
 
 
 def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
-    """Also those of weights that are no whole numbers, and after clipping."""
+    """Also those of weights that are no whole numbers, after clipping, and in several parts."""
     bits = []
+    allreduce.PART = 512
     for place in (ALONE, dist):
         net = build_net()
         reducer = ExactAllReduce(SHARDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import socket
 from pathlib import Path
@@ -15,11 +16,21 @@ from tests.runs import MPIRUN, TORCHRUN, launched
 from tests.utils.ranks.ranks_distributed import metrics
 from tests.utils.ranks.test_launchers import mvapich2
 from utils.errors import ConfigError
-from utils.ranks.distributed import Dist, pick_device
+from utils.ranks.distributed import Dist, allow_open_files, pick_device
 from utils.ranks.launchers import Launch
 from utils.revision import code_hashes
 
 NEEDS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun here")
+
+
+def test_the_limit_of_open_files_is_raised() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def run_two(launcher: str, folder: Path) -> None:

@@ -4,13 +4,17 @@ real processes, disturbed.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 
 import pytest
+import torch.distributed as c10d
 
 from tests.ranks import Completed, run_module
 from tests.utils.ranks.ranks_watch import TIMEOUT_S
-from utils.ranks.watch import Beat, hang
+from utils.ranks.launchers import Launch
+from utils.ranks.watch import Beat, Watch, hang
 
 
 def played(scenario: str, rank: int, ranks: int = 2) -> list[Completed]:
@@ -66,6 +70,22 @@ def test_a_rank_prints_its_own_error_where_rank_0_does_not_answer() -> None:
 @pytest.mark.slow
 def test_a_healthy_run_says_nothing_also_when_ranks_leave_one_by_one() -> None:
     assert [(rank.returncode, rank.stderr) for rank in played("leave", 2, ranks=3)] == [(0, "")] * 3
+
+
+def test_beats_of_many_ranks_are_read_at_once() -> None:
+    class Counting:
+        def __getattr__(self, name: str) -> Callable[..., object]:
+            requests.append(name)
+            return getattr(store, name)
+
+    store, requests = c10d.HashStore(), list[str]()
+    watch = Watch(Counting(), Launch(world_size=64), 60, [f"1 host{rank}" for rank in range(64)])  # type: ignore[arg-type]
+    for rank in range(64):
+        assert [beat.entered for beat in watch._beats()] == [*range(rank), *[0] * (64 - rank)]
+        store.set(f"beat/{rank}", json.dumps([7, rank, True, "here"]))
+    requests.clear()
+    assert [beat.entered for beat in watch._beats()] == list(range(64))
+    assert len(requests) == 2
 
 
 def test_who_holds_up_the_others() -> None:
