@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from optim.muon import Muon, orthogonal
+from optim.muon import Muon, narrowed, orthogonal
+from utils.measure import hardware
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -47,3 +48,18 @@ def test_what_it_makes_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
         orthogonal(made, COEFFICIENTS, 5, 1e-7), full_matrices=False
     )
     assert_close(left @ right, wanted_left @ wanted_right)  # directions stay
+
+
+def test_matrices_in_a_stack_become_what_each_becomes_alone() -> None:
+    torch.manual_seed(2)
+    matrices = torch.randn(3, 8, 20, dtype=torch.float64)
+    together = orthogonal(matrices, COEFFICIENTS, 5, 1e-7)
+    for matrix, made in zip(matrices, together, strict=True):
+        assert_close(made, orthogonal(matrix, COEFFICIENTS, 5, 1e-7))
+
+
+@pytest.mark.parametrize("fast", ["float32", "bfloat16"])
+def test_the_machine_decides_the_precision(fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "forward_dtype", lambda device: fast)
+    assert narrowed(torch.ones(2, 2)).dtype == getattr(torch, fast)
+    assert narrowed(torch.ones(2, 2, dtype=torch.float64)).dtype == torch.float64
