@@ -361,8 +361,9 @@ class Trainer:
         length = "evaluated" if cfg.eval_only else f"{self.total_steps:,} steps"
         run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}")
         run.say(hardware.describe(self.dist, objective.dtype))
-        if self.source.remark:
-            run.say(self.source.remark)
+        for remark in (hardware.known_fault(self.dist.device), self.source.remark):
+            if remark:
+                run.say(remark)
 
     def train(self) -> None:
         """Takes steps; after each one logs, evaluates and saves as due."""

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -145,6 +146,24 @@ def describe(dist: Dist, dtype: torch.dtype) -> str:
         f"{ranks}{started} on {socket.gethostname()}: {device}, PyTorch {torch.__version__},"
         f" {str(dtype).removeprefix('torch.')}{why}"
     )
+
+
+def known_fault(device: torch.device) -> str:
+    """Returns a line about a library that is known to compute wrongly on this device, or nothing.
+
+    NVIDIA says that many kernels of cuBLAS before 13.2 free Blackwell's tensor memory twice.
+    """
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0):
+        return ""
+    for package in ("nvidia-cublas", "nvidia-cublas-cu12"):
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(package)
+            if tuple(map(int, version.split(".")[:2])) < (13, 2):
+                return (
+                    f"cuBLAS {version} on a Blackwell GPU: before 13.2, data may be corrupted"
+                    " without an error while other kernels run, such as NCCL's; use a newer one"
+                )
+    return ""
 
 
 def tune(exact: bool = False) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 
 import pytest
 import torch
 
-from utils.measure.hardware import describe, peak_of, use_of_devices
+from utils.measure.hardware import describe, known_fault, peak_of, use_of_devices
 from utils.ranks.distributed import Dist
 
 BF16 = torch.bfloat16
@@ -53,3 +54,16 @@ def test_the_log_says_why_a_gpu_computes_in_float32(monkeypatch: pytest.MonkeyPa
     for has_bfloat16, end in ((False, "float32, as this GPU has no bfloat16"), (True, "float32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda fast=has_bfloat16, **_: fast)
         assert describe(dist, torch.float32).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "is_known"),
+    [((10, 0), "13.1.0.3", True), ((12, 0), "13.2.1", False), ((9, 0), "12.9.1", False)],
+)
+def test_a_library_that_corrupts_data_is_named(
+    capability: tuple[int, int], version: str, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(metadata, "version", lambda package: version)
+    said = known_fault(torch.device("cuda", 0))
+    assert said.startswith(f"cuBLAS {version} on a Blackwell GPU") == is_known == bool(said)
