@@ -414,6 +414,8 @@ class Trainer:
         """Sums gradients over micro-batches and ranks, divides once, then updates."""
         objective, sync, agreement = self.objective, self.sync, self.agreement
         progress, logs = self.step / self.total_steps, self.is_logged(self.step + 1)
+        if self.cfg.compile is True:  # CUDA graphs may use the memory of the last step's results
+            torch.compiler.cudagraph_mark_step_begin()
         sync.zero()
 
         # All that a micro-batch begins with follows from the seed, the step and its shards, so that

@@ -63,7 +63,7 @@ def sgd(
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
     return torch.optim.SGD(
-        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, foreach=True
+        params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
     )
 
 

@@ -2,7 +2,8 @@
 checkouts of the published code, beside it.
 
 `python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic, and get
-PyTorch's `scaled_dot_product_attention` in place of flash-attn). Every way is a process of its own,
+PyTorch's `scaled_dot_product_attention` in place of flash-attn, as the table says). On a GPU, ours
+also replays CUDA graphs. Every way is a process of its own,
 and steps are taken in turn, so that whatever else the machine does meets all of them. Steps are CPU
 time, on a GPU ten by the clock; compiling, without a cache, is by the clock.
 """
@@ -52,6 +53,7 @@ NETS: dict[str, Any] = {
 DATA = {net: (36, 8, 32) if net == "demo" else (81, 11, 16) for net in NETS}
 GPU_BATCH = 384  # as HRM is published for one GPU; four processes share its memory
 WAYS = ["published, eager", "published, compiled", "ours, eager", "ours, compiled"]
+GRAPHS = "ours, CUDA graphs"
 FIRST = 2  # steps that compile: the second one has carries of other strides
 
 
@@ -76,6 +78,8 @@ def ours(net: str, dtype: str, compiled: bool, device: str) -> Callable[[], None
 
     def step() -> None:
         nonlocal carry
+        if compiled:
+            torch.compiler.cudagraph_mark_step_begin()
         objective.zero_grad()
         out = objective(batch, carry, context)
         out.loss.backward()
@@ -160,7 +164,7 @@ def serve_way(net: str, way: str, dtype: str, device: str, folder: str) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    compiled = way.endswith("compiled")
+    compiled = way == GRAPHS or way.endswith("compiled")
     if way.startswith("published"):
         step = published(net, dtype, compiled, device, folder)
     else:
@@ -175,9 +179,17 @@ def serve_way(net: str, way: str, dtype: str, device: str, folder: str) -> None:
 
 def compare(net: str, dtype: str, device: str, rounds: int, folder: str) -> None:
     ways = [way for way in WAYS if folder or way.startswith("ours")]
+    ways += [GRAPHS] if device == "cuda" else []
     command = [sys.executable, "-m", "tests.bench.bench_step", "--serve", net]
     uncached = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-    processes = [Process([*command, way, dtype, device, folder], **uncached) for way in ways]
+    processes = [
+        Process(
+            [*command, way, dtype, device, folder],
+            TORCHINDUCTOR_CUDAGRAPHS=str(int(way == GRAPHS)),
+            **uncached,
+        )
+        for way in ways
+    ]
     first = []
     for process in processes:
         began = time.perf_counter()
@@ -189,7 +201,9 @@ def compare(net: str, dtype: str, device: str, rounds: int, folder: str) -> None
         process.end()
     medians = [statistics.median(column) for column in zip(*turns, strict=True)]
     for way, median, until in zip(ways, medians, first, strict=True):
-        compiling = f"{until - FIRST * median:.0f}" if way.endswith("compiled") else ""
+        compiling = "" if way.endswith("eager") else f"{until - FIRST * median:.0f}"
+        if way.startswith("published"):
+            way += ", without flash-attn"
         times = f"{medians[0] / median:.2f}"
         print(f"| {net} | {way} | {median * 1e3:.1f} | {times} | {compiling} |", flush=True)
 

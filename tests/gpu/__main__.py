@@ -1,8 +1,9 @@
 """`make gpu`: is it right on a GPU, and how fast is it? Every figure is written to gpu-results.md
 as soon as it is known.
 
-Settings are variables: PART=1, 2 or 3 (the first two), OUT=folder of the results (here), and for
-part 3, which trains `experiment=sudoku_extreme`, DATA=folder of boards, TRAIN_S=seconds, KEYS=keys.
+Settings are variables: PART=1, 2, 3 or 4 (all), OUT=folder of the results (here); for part 3,
+which trains `experiment=sudoku_extreme`, DATA=folder of boards, TRAIN_S=seconds, KEYS=keys; for
+part 4, HRM and TRM, folders of the published code.
 Without a GPU the parts are rehearsed on the CPU with tiny sizes, and gpu-rehearsal.md says how that
 went.
 """

@@ -5,11 +5,13 @@ changes nothing else.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from contract import IGNORE, Noise, Spec
@@ -189,6 +191,19 @@ def test_compiling_changes_no_number_and_no_key(
             a.grad
         ), name
     assert list(eager.state_dict()) == list(compiled.state_dict())
+
+
+def test_compiled_code_gets_the_weights_themselves() -> None:
+    """CUDA graphs need them in one place; copies in half precision lie elsewhere in each step."""
+    objective, given = make("hrm", forward_dtype="bfloat16"), set[int]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable:
+        given.update(value.data_ptr() for value in inputs if isinstance(value, nn.Parameter))
+        return graph
+
+    objective.model.compile(backend=backend, fullgraph=True)
+    steps(objective, [batch_of(8)])
+    assert given == {weight.data_ptr() for weight in objective.model.parameters()}
 
 
 def test_bfloat16_and_float64_follow_float32() -> None:
