@@ -63,15 +63,16 @@ class Agreement:
         """
         device = self._sync.dist.device
         rows = [torch.as_tensor(weight, dtype=torch.float32, device=device) for weight in weights]
-        weight = self._sync.over_micro_batches(rows).view(1)
+        weight = self._sync.over_micro_batches(rows).view(())
         of_rows = torch.stack([*norms_of(row_grads)]).sum() if row_grads else weight.new_zeros(())
-        bad = torch.stack([*norms.values(), of_rows]).isfinite().logical_not()
+        checked = torch.stack([weight, *norms.values(), of_rows])
         asked = weight.new_zeros(len(requests))
         if any(requests):  # numbers of the host are copied only if they say something
             asked = to_device(torch.tensor(requests, dtype=torch.float32), device)
         with self._sync.dist.waiting():
-            message = self._sync.over_ranks(torch.cat([weight, bad, asked]))
-        self._unread.append((step, [*norms, "a sparse table"], _to_host(message)))
+            message = self._sync.over_ranks(torch.cat([checked, asked]))
+        names = ["the loss's weight", *norms, "a sparse table"]
+        self._unread.append((step, names, _to_host(message)))
         return message[0]
 
     def read(self, except_last: int = 0) -> str:
@@ -83,15 +84,15 @@ class Agreement:
         while len(self._unread) > except_last:
             step, names, answers = self._unread.popleft()
             with self._sync.dist.waiting():
-                weight, *sums = answers()
+                sums = answers()
             asked = sums[len(names) :]
             before = self._requests or [0.0] * len(asked)
             self._requests = [a + b for a, b in zip(before, asked, strict=True)]
-            bad = next((name for name, count in zip(names, sums, strict=False) if count), None)
-            if not math.isfinite(weight):
-                bad = "the loss's weight"
-            if bad is None:
+            if all(map(math.isfinite, sums)):
                 continue
+            # a sum over ranks is finite only if all that was added is
+            checked = zip(names, sums, strict=False)
+            bad = next(name for name, total in checked if not math.isfinite(total))
             problem = f"the gradient is not finite, first seen in {bad}"
             if self._policy == "raise":
                 raise RunError(
