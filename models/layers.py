@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc
 
+from contract import Dropout
 from models import documents
 from models.attention import attention, attention_within
 from models.documents import Sees
@@ -377,10 +378,16 @@ def gated(gate: Tensor, up: Tensor, norm_eps: float | None) -> Tensor:
 class PreNormBlock(nn.Module):
     """Attention, then a gated MLP; each reads a norm of the stream, and adds to the stream."""
 
-    def __init__(self, width: int, eps: float, attention: Attention, mlp: SwiGLU) -> None:
+    def __init__(
+        self, width: int, eps: float, attention: Attention, mlp: SwiGLU, dropout: float = 0.0
+    ) -> None:
+        """`dropout` is the rate for what either adds."""
         super().__init__()
         self.attn_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
         self.self_attn, self.mlp = attention, mlp
+        self.attn_dropout, self.mlp_dropout = (
+            Dropout(dropout) if dropout else nn.Identity() for _ in range(2)
+        )
 
     def forward(
         self,
@@ -390,5 +397,6 @@ class PreNormBlock(nn.Module):
         mask: Sees,
         past: Past | None = None,
     ) -> Tensor:
-        x_BLD = x_BLD + self.self_attn(self.attn_norm(x_BLD), cos_sin, causal, mask, past)
-        return x_BLD + self.mlp(self.mlp_norm(x_BLD))
+        mixed_BLD = self.self_attn(self.attn_norm(x_BLD), cos_sin, causal, mask, past)
+        x_BLD = x_BLD + self.attn_dropout(mixed_BLD)
+        return x_BLD + self.mlp_dropout(self.mlp(self.mlp_norm(x_BLD)))

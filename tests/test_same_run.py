@@ -49,7 +49,10 @@ RUNS = {
     "cnn": [*TINY_CNN, "max_steps=24", "ema=true"],
     "gpt": [*TINY_GPT, "ema=true", "ema_rate=0.9"],
     # embeddings tied, activations computed again
-    "gpt, tied": [*TINY_GPT, *words("arch.tied=true arch.recompute=true grad_clip=0.5 ema=true")],
+    "gpt, tied": [
+        *TINY_GPT,
+        *words("arch.tied=true arch.recompute=true arch.dropout=0.2 grad_clip=0.5 ema=true"),
+    ],
     "components": [*TINY_COMPONENTS, "arch.target=TMS"],
     "components of a gpt": [*GPT_COMPONENTS, "arch.target=GPT"],
     "latent": [*TINY_PREFIX, "arch.readers=READERS"],

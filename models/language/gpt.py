@@ -54,6 +54,8 @@ class Shape(Keys):
     """The output layer uses the weights of the embedding"""
     qk_norm: bool
     """Normalises queries and keys"""
+    dropout: Annotated[float, Field(ge=0, lt=1)]
+    """Rate for what blocks add to the stream, in training: for texts that are seen many times"""
     recompute: bool
     """Computes blocks again in the backward pass: less memory, a third more work"""
     rms_norm_eps: Fraction
@@ -165,7 +167,7 @@ class GPT(nn.Module):
             bias=shape.qkv_bias,
         )
         mlp = SwiGLU(shape.hidden_size, shape.gated)
-        return PreNormBlock(shape.hidden_size, eps, attention, mlp)
+        return PreNormBlock(shape.hidden_size, eps, attention, mlp, shape.dropout)
 
     @property
     def blocks(self) -> Sequence[PreNormBlock]:

@@ -53,12 +53,12 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "12x64": Size(12, 64, 4, 4, 128),  # experiment=shakespeare and nanoGPT's CPU recipe
+    "12x64": Size(12, 64, 4, 4, 128),  # nanoGPT's CPU recipe
     "8x256": Size(8, 256, 6, 3, 192),
 }
 ON_GPU = Size(16, 1024, 12, 12, 768, 50304)
 AS_GPT2 = -1
-# what is added to experiment=shakespeare's keys
+# what is added to the keys of the same size
 OURS: dict[str, dict[str, Any]] = {
     "ours": {"qk_norm": True},
     "ours, queries and keys not normed": {},

@@ -87,6 +87,19 @@ def test_pieces_and_recomputation_change_nothing(keys: dict) -> None:
             assert_close(ours.grad, wanted.grad, rtol=1e-4, atol=1e-4)
 
 
+def test_dropout_is_for_training_alone() -> None:
+    plain, dropping = make(), make(dropout=0.5)
+    batch = batch_of(4)
+    with torch.no_grad():
+        loss, other = (objective(batch, None, NOTHING).loss for objective in (plain, dropping))
+        assert abs(other - loss) > 0.01 * loss
+        assert dropping(batch, None, NOTHING).loss == other, "a step has one noise"
+        later = Context(0.0, Noise(0, 1, [0]))
+        assert dropping(batch, None, later).loss != other
+        dropping.eval()
+        assert dropping.predict(batch).metrics == plain.eval().predict(batch).metrics
+
+
 def test_logits_of_a_piece_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, batch, lengths = make(20), batch_of(4), list[int]()
     logits = objective.model.logits
