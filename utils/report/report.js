@@ -1158,11 +1158,10 @@ const lockstep = (() => {
   function sweepHead() {
     const best = sweep.settings.find((setting) => setting.mean !== null);
     const show = textOf(sweep.unit);
-    const named = (setting) =>
-      `job ${setting.jobs.join(", ")}: ` +
-      Object.entries(setting.keys)
-        .map((pair) => pair.join("="))
-        .join(" ");
+    const named = ({ jobs, keys }) => {
+      const pairs = Object.entries(keys).map((pair) => pair.join("="));
+      return `job${jobs.length > 1 ? "s" : ""} ${[jobs.join(", "), ...pairs].join(" · ")}`;
+    };
     const states = sweep.jobs.reduce(
       (sum, { state }) => ({ ...sum, [state]: (sum[state] || 0) + 1 }),
       {},
