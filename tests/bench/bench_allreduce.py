@@ -3,8 +3,9 @@
     python -m tests.bench.bench_allreduce
 
 Both run in turns inside one process group, so that whatever else the machine does hits both
-alike. Each is timed from clearing the gradients until the reduced ones are there, by the clock (the
-slowest rank's time) and in CPU time (that of all ranks), which says more on a loaded machine.
+alike. Each is timed from clearing the gradients until the reduced ones are there and their norms
+known, which say whether they are finite: by the clock (the slowest rank's time) and in CPU time
+(that of all ranks), which says more on a loaded machine.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def ddp(net: nn.Module, dist: Dist) -> Step:
         start = Clocks(dist)
         net.zero_grad()
         loss.backward()
+        nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])
         return start.passed()
 
     return step
