@@ -120,7 +120,7 @@ UNFIT: list[tuple[str, str, torch.Tensor | None, str]] = [
     ("ema", "steps", None, "ema: steps is missing from it"),
     ("shards", f"0/{Z}", torch.ones(3, 4), "shard 0, carry: state/0 has shape (3, 4) there"),
     ("shards", "1/carry/more", torch.ones(1), "shard 1, carry: it holds more"),
-    ("shards", "7/meter/loss", torch.ones(2), "shard 7, meter: loss is of torch.float32"),
+    ("shards", "7/meter/loss", torch.ones(2).long(), "shard 7, meter: loss is of torch.int64"),
 ]
 
 
