@@ -25,10 +25,6 @@ __all__ = ["GPT", "GPT2", "load_frozen"]
 
 # a net without its weights; their folder, their files (None: all in the folder), and their reader
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]
-FOR_TRAINING = {
-    "recompute": False,
-    "dropout": 0.0,
-}  # keys of a net that is not trained, as they are off
 
 
 def load_frozen(
@@ -83,7 +79,8 @@ def _net(key: str, arch: Any, path: str, spec: Spec, forward_dtype: str) -> nn.M
         )
     keys = {name: value for name, value in arch.items() if name != "loss"}
     keys["forward_dtype"] = forward_dtype
-    keys |= {name: off for name, off in FOR_TRAINING.items() if name in keys}
+    if "recompute" in keys:  # dropout is off without a word, as in an evaluation
+        keys["recompute"] = False
     try:
         return make(keys, "arch", spec)
     except ConfigError as error:
@@ -109,7 +106,7 @@ def _published(key: str, path: str, spec: Spec, forward_dtype: str) -> Found:
     folder = Path(path)
     arch = llama.arch_in(folder, {"gpt2": gpt2.arch_of})
     if "_target_" not in arch:
-        arch |= {"_target_": "models.language.gpt.GPT", **FOR_TRAINING}
+        arch |= {"_target_": "models.language.gpt.GPT", "recompute": False, "dropout": 0.0}
     net = _net(key, arch, path, spec, forward_dtype)
     assert isinstance(net, GPT | GPT2)
     return net, folder, None, partial(_as_ours, folder, net)
