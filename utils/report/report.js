@@ -741,7 +741,8 @@ const lockstep = (() => {
         const smooth = view.smooth > 0 && isSmooth(run, line);
         const ends = ["low", "high"].map((end) => rows.curves[`${line.name}_${end}`]?.mean);
         const spread = [curve.min, curve.max].map((end) => (end && smooth ? smoothed(end) : end));
-        const [low, high] = run.seeds ? spread : several ? [] : ends[0] ? ends : [curve.min, curve.max];
+        const ofOne = ends[0] ? ends : [curve.min, curve.max];
+        const [low, high] = several ? [] : ofOne;
         return {
           key: several ? run.name : `${title} ${label}`,
           name: several ? `${run.name} · ${label}` : label,
@@ -750,8 +751,8 @@ const lockstep = (() => {
           x: places(run, rows.step, rows.seconds),
           y: smooth ? smoothed(curve.mean) : curve.mean,
           raw: smooth && !run.seeds && curve.mean,
-          low,
-          high,
+          low: run.seeds ? spread[0] : low,
+          high: run.seeds ? spread[1] : high,
           dots: line.kind === "eval" && rows.step.length <= 60,
         };
       }),
@@ -1194,7 +1195,7 @@ const lockstep = (() => {
 
   // Jobs that differ in their seed alone.
   function settingsSection() {
-    if (!sweep.settings.some((setting) => setting.jobs.length > 1)) return null;
+    if (!sweep.settings.some((setting) => setting.n > 1)) return null;
     const show = textOf(sweep.unit);
     const keys = sweep.keys.filter((key) => key !== "seed");
     const rows = sweep.settings.map((setting) => [
@@ -1351,7 +1352,13 @@ const lockstep = (() => {
       timelineSection,
       differencesSection,
     ];
-    const jobs = [sweepHead, settingsSection, jobsSection, keysSection, ...(runs.length ? [curvesSection] : [])];
+    const jobs = [
+      sweepHead,
+      settingsSection,
+      jobsSection,
+      keysSection,
+      ...(runs.length ? [curvesSection] : []),
+    ];
     const parts = (sweep ? jobs : several ? more : one).map((part) => attempt(part, runs[0]));
     const made = el("footer", {}, `Made ${day(payload.made)} from the files of the run directory.`);
     document.getElementById("page").append(bar(), el("main", {}, parts.filter(Boolean)), made);

@@ -12,7 +12,7 @@ from typing import Any
 
 from utils.errors import brief
 from utils.rundir.records import read_config
-from utils.rundir.services import Begun, Logger, Say, TensorBoard, Trackio
+from utils.rundir.services import Logger, RunInfo, Say, TensorBoard, Trackio
 from utils.rundir.wandb_log import WandB, new_id
 
 FINISH_S = 30.0
@@ -55,7 +55,7 @@ class Loggers:
             self.wandb_id = self.wandb_id or new_id()
         config = {**read_config(directory), **facts}
         project, run_name = settings.get("project"), settings.get("name")
-        run = Begun(directory, project, run_name, config, resumed, self.wandb_id, mode)
+        run = RunInfo(directory, project, run_name, config, resumed, self.wandb_id, mode)
         for name in names:
             kind = LOGGERS[name]
             try:

@@ -1,4 +1,4 @@
-"""What a service that shows runs must do here, and two of them; W&B has a file of its own."""
+"""What every logger does, and those for trackio and TensorBoard; W&B has a file of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Row = Mapping[str, float]  # NaN where a number is not finite
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What loggers learn of a run."""
+class RunInfo:
+    """What a logger is told about a run when it starts."""
 
     directory: Path
     project: str | None
@@ -33,7 +33,7 @@ class Logger(Protocol):
 
     about: str  # its name for users
 
-    def __init__(self, run: Begun, say: Say) -> None: ...
+    def __init__(self, run: RunInfo, say: Say) -> None: ...
 
     def log(self, step: int, row: Row) -> None: ...
 
@@ -48,7 +48,7 @@ class Trackio:
 
     about = "trackio"
 
-    def __init__(self, run: Begun, say: Say) -> None:
+    def __init__(self, run: RunInfo, say: Say) -> None:
         import trackio
 
         project = run.project or "lockstep"
@@ -74,7 +74,7 @@ class TensorBoard:
 
     about = "TensorBoard"
 
-    def __init__(self, run: Begun, say: Say) -> None:
+    def __init__(self, run: RunInfo, say: Say) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # rows after the checkpoint are logged again

@@ -11,7 +11,7 @@ from typing import Any
 
 from utils import revision
 from utils.errors import brief
-from utils.rundir.services import Begun
+from utils.rundir.services import RunInfo
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S = 15.0
@@ -69,7 +69,7 @@ class WandB:
 
     about = "W&B"
 
-    def __init__(self, run: Begun, say: Callable[[str], None]) -> None:
+    def __init__(self, run: RunInfo, say: Callable[[str], None]) -> None:
         self._say = say
         names = {"id": run.wandb_id, "project": run.project, "name": run.name, "resume": "allow"}
         about = {"dir": str(run.directory), "config": dict(run.config), **names}

@@ -19,7 +19,7 @@ Calls = list[tuple[Any, ...]]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the stand-ins are asked."""
+    """What the stand-ins were asked to do."""
     made: Calls = []
 
     class Run:
