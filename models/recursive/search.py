@@ -75,6 +75,7 @@ class Nodes:
     puzzle: Tensor
     board: Tensor
     state: Tensor  # the row of `States` that each goes on from
+    guesses: Tensor  # the log of the probabilities of all its guesses, multiplied
     rank: Tensor  # the highest are seen next
 
     def take(self, rows: Tensor) -> Nodes:
@@ -139,8 +140,8 @@ def answers_by_search(
     answers = Answers(inputs_PT, model.side + BLANK + 1, wide)
     first_P = torch.arange(len(inputs_PT), device=device)
     states = States(model.fresh_state(1).contiguous())
-    at_first = torch.zeros_like(first_P), torch.zeros(len(first_P), device=device)
-    nodes = Nodes(first_P, inputs_PT, *at_first)
+    certain_P = torch.zeros(len(first_P), device=device)
+    nodes = Nodes(first_P, inputs_PT, torch.zeros_like(first_P), certain_P, certain_P)
     waiting = nodes.take(first_P[:0])
     weights, threshold = model.weights_in_dtype(), rules.threshold
     for step in range(rules.search_steps):
@@ -188,8 +189,8 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     """Fills in what is sure and, if asked to `guess`, replaces each node by one for each digit of
     its next cell that is to be tried.
 
-    A node's rank is the log probability that its guesses are right: that of its parent by the net's
-    value, plus that of its digit.
+    A node's rank is the log probability that its guesses are right: by the probabilities of all of
+    them and by the value of its parent, which alone takes too many wrong lines for right.
     """
     board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, 1 - rules.try_above)
     nodes = replace(nodes, board=board_NT)
@@ -203,7 +204,8 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     at = torch.arange(len(parent), device=cell.device)
     token = (digit + BLANK + 1).to(nodes.board.dtype)
     nodes.board[at, cell] = torch.where(open_N[parent], token, nodes.board[at, cell])
-    return replace(nodes, rank=nodes.rank + p_ND[parent, digit].log())
+    guesses = nodes.guesses + p_ND[parent, digit].log()
+    return replace(nodes, guesses=guesses, rank=nodes.rank + guesses)
 
 
 def places(puzzle_N: Tensor, rank_N: Tensor) -> Tensor:
