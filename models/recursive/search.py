@@ -29,10 +29,10 @@ class Rules(Keys):
 
     think_steps: Annotated[int, Field(ge=0, le=1000)]
     """Steps on a board before the first guess, also in training"""
+    fill_above: Annotated[float, Field(ge=0.5, le=1), SAME_RUN]
+    """In an evaluation, digits of a higher probability are filled in at once"""
     try_above: Annotated[float, Field(gt=0, le=0.03), SAME_RUN]
-    """Digits of a higher probability are tried in an evaluation's search; where there is one alone,
-    it is filled in at once
-    """
+    """Digits of a higher probability are tried in an evaluation's search"""
     beam: Annotated[PositiveInt, SAME_RUN]
     """Boards with guesses that each step of an evaluation looks at for each puzzle"""
     waiting: Annotated[NonNegativeInt, SAME_RUN]
@@ -187,25 +187,29 @@ def think(
 
 def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     """Fills in what is sure and, if asked to `guess`, replaces each node by one for each digit of
-    its next cell that is to be tried.
+    its next cell that is to be tried. A digit that is filled in may be wrong, however sure the net
+    is: the boards with others in its place are nodes, too.
 
     A node's rank is the log probability that its guesses are right: by the probabilities of all of
     them and by the value of its parent, which alone takes too many wrong lines for right.
     """
-    board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, 1 - rules.try_above)
-    nodes = replace(nodes, board=board_NT)
-    if not guess:
-        return nodes
-    at_N = torch.arange(len(cell_N), device=cell_N.device)
-    alone_D = torch.arange(p_NTD.shape[-1], device=cell_N.device) == 0  # a full board has one child
-    p_ND = torch.where(open_N[:, None], p_NTD[at_N, cell_N], alone_D.to(p_NTD.dtype))
-    parent, digit = (p_ND > rules.try_above).nonzero().unbind(1)
-    nodes, cell = nodes.take(parent), cell_N[parent]
-    at = torch.arange(len(parent), device=cell.device)
-    token = (digit + BLANK + 1).to(nodes.board.dtype)
-    nodes.board[at, cell] = torch.where(open_N[parent], token, nodes.board[at, cell])
-    guesses = nodes.guesses + p_ND[parent, digit].log()
-    return replace(nodes, guesses=guesses, rank=nodes.rank + guesses)
+    board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, rules.fill_above)
+    best_NTD = F.one_hot(p_NTD.argmax(-1), p_NTD.shape[-1]).bool()
+    instead = children(nodes, p_NTD, (board_NT != nodes.board)[..., None] & ~best_NTD, rules)
+    nodes, guesses_N = replace(nodes, board=board_NT), open_N & guess
+    next_NT = F.one_hot(cell_N, p_NTD.shape[1]).bool() & guesses_N[:, None]
+    guessed = children(nodes, p_NTD, next_NT[..., None], rules)
+    found = guessed.plus(nodes.take((~guesses_N).nonzero()[:, 0])).plus(instead)
+    return replace(found, rank=found.rank + found.guesses)
+
+
+def children(nodes: Nodes, p_NTD: Tensor, where_NTD: Tensor, rules: Rules) -> Nodes:
+    """Returns a node for each digit at the given places that is to be tried."""
+    parent, cell, digit = (where_NTD & (p_NTD > rules.try_above)).nonzero().unbind(1)
+    nodes = nodes.take(parent)
+    at = torch.arange(len(parent), device=parent.device)
+    nodes.board[at, cell] = (digit + BLANK + 1).to(nodes.board.dtype)
+    return replace(nodes, guesses=nodes.guesses + p_NTD[parent, cell, digit].log())
 
 
 def places(puzzle_N: Tensor, rank_N: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from models.recursive.search import Rules, answers_by_search
 from models.recursive.sudoku_net import BLANK
 
-RULES: dict[str, Any] = {"think_steps": 1, "try_above": 0.01, "beam": 4}
+RULES: dict[str, Any] = {"think_steps": 1, "fill_above": 0.99, "try_above": 0.01, "beam": 4}
 RULES |= {"waiting": 0, "search_steps": 30, "accept": 0.95}
 SOLUTION = torch.tensor([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + BLANK
 
@@ -22,8 +22,8 @@ class MadeUpNet:
 
     side, compiled, dtype = 4, False, torch.float32
 
-    def __init__(self, delay: int = 0, value: float = 5.0) -> None:
-        self.delay, self.value, self.calls = delay, value, 0
+    def __init__(self, delay: int = 0, value: float = 5.0, right: float = 0.4) -> None:
+        self.delay, self.value, self.right, self.calls = delay, value, right, 0
 
     def fresh_state(self, boards: int) -> torch.Tensor:
         return torch.zeros(boards, 1)
@@ -37,7 +37,7 @@ class MadeUpNet:
         guessed = known == 2
         wrong = (guessed & ~right).any(-1).any(-1)
         state = torch.where(wrong[:, None], state + 1, 0)
-        p = 0.4 * right + 0.59 * right.roll(1, -1) + 1e-3
+        p = self.right * right + (0.99 - self.right) * right.roll(1, -1) + 1e-3
         full = (known != 0).all(-1).all(-1)
         noticed = wrong & (full | (state[:, 0] > self.delay))
         logits = (p / p.sum(-1, keepdim=True)).log().expand(len(state), -1, -1)
@@ -70,6 +70,12 @@ def test_boards_that_wait_are_seen_when_the_better_ones_have_failed() -> None:
     one = {"beam": 1, "search_steps": 100}
     assert not solve(MadeUpNet(delay=2), blanks, **one)[0]
     assert solve(MadeUpNet(delay=2), blanks, **one, waiting=20)[0]
+
+
+def test_a_digit_that_was_filled_in_wrongly_is_found_by_others_in_its_place() -> None:
+    rules = {"fill_above": 0.98, "waiting": 20}
+    assert solve(MadeUpNet(right=0.004), [0, 5], try_above=0.002, **rules)[0]
+    assert not solve(MadeUpNet(right=0.004), [0, 5], **rules)[0]
 
 
 def test_the_search_ends_with_an_accepted_board_or_goes_on() -> None:
