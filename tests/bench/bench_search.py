@@ -79,10 +79,10 @@ def main() -> None:
     print(f"{count} boards of {data}, one thread: {run}")
     print("| what guides the search | boards | solved | 95 % | accepted wrongly | states | CPU s |")
     print("|---|---|---|---|---|---|---|")
-    print_row("naked and hidden singles, no net", *measure(singles, rows, rules))
-    print_row("the net", *measure(trained, rows, rules))
-    alone = rules.model_copy(update={"beam": 1, "waiting": 0})
-    print_row("the net, a beam of 1", *measure(trained, rows, alone))
+    line = rules.model_copy(update={"beam": 1, "search_steps": 64})
+    for name, net in (("naked and hidden singles, no net", singles), ("the net", trained)):
+        print_row(name, *measure(net, rows, rules))
+        print_row(f"{name}, in one line of 64 steps", *measure(net, rows, line))
     few = {name: values[:FEW] for name, values in rows.items()}
     print_row("the net, untrained", *measure(untrained.model, few, rules))
     before = time.process_time()
