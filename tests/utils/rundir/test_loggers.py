@@ -19,7 +19,7 @@ Calls = list[tuple[Any, ...]]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What the stand-ins were asked to do."""
+    """The calls that the stand-ins have received."""
     made: Calls = []
 
     class Run:
