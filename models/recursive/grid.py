@@ -44,6 +44,11 @@ class GridBlock(nn.Module):
         return rms_norm(z_BSSD + self.down_proj(F.silu(gate) * up), self.eps)
 
 
+class GridSizes(SequenceSizes):
+    value_iteration: bool
+    """Whether cells see values; without, they hear their neighbours alone, and L_cycles is idle"""
+
+
 class GridInner(SequenceInner):
     """The scratchpad z_L holds values: a cell's value is its reward, or its best neighbour's value
     less the cost of the cell. Rewards and costs are learned for each token and channel. A
@@ -54,7 +59,9 @@ class GridInner(SequenceInner):
     number of the answer's cells in each channel.
     """
 
-    def __init__(self, sizes: SequenceSizes, spec: Spec) -> None:
+    sizes: GridSizes
+
+    def __init__(self, sizes: GridSizes, spec: Spec) -> None:
         super().__init__(sizes, spec)
         self.side = math.isqrt(spec.seq_len)
         if self.side**2 != spec.seq_len:
@@ -70,9 +77,10 @@ class GridInner(SequenceInner):
         width = sizes.hidden_size
         hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
         self.embed_tokens = Embedding(spec.vocab_size, 2 * hidden, std=1.0)
-        self.rewards = Embedding(spec.vocab_size, width, std=1.0)
-        self.costs = Embedding(spec.vocab_size, width, std=0.1)
-        self.slopes_proj = Linear(4 * width, 2 * hidden)
+        if sizes.value_iteration:
+            self.rewards = Embedding(spec.vocab_size, width, std=1.0)
+            self.costs = Embedding(spec.vocab_size, width, std=0.1)
+            self.slopes_proj = Linear(4 * width, 2 * hidden)
         self.layers = nn.ModuleList(
             GridBlock(width, hidden, sizes.rms_norm_eps) for _ in range(sizes.L_layers)
         )
@@ -92,9 +100,11 @@ class GridInner(SequenceInner):
         z_H, z_L = state
         grid_BSS = tokens_BT.unflatten(1, (self.side, self.side))
         z_BSSD, value_BSSD = (z[:, 1:].unflatten(1, (self.side, self.side)) for z in (z_H, z_L))
-        value_BSSD = self.values(widen(value_BSSD), grid_BSS)
-        slopes = torch.cat([torch.tanh(one - value_BSSD) for one in neighbours(value_BSSD)], -1)
-        hint_BSSF = self.embed_tokens(grid_BSS) + self.slopes_proj(slopes.to(z_H.dtype))
+        hint_BSSF = self.embed_tokens(grid_BSS)
+        if self.sizes.value_iteration:
+            value_BSSD = self.values(widen(value_BSSD), grid_BSS)
+            slopes = torch.cat([torch.tanh(one - value_BSSD) for one in neighbours(value_BSSD)], -1)
+            hint_BSSF = hint_BSSF + self.slopes_proj(slopes.to(z_H.dtype))
         for _ in range(self.sizes.H_cycles):
             for block in self.layers:
                 z_BSSD = block(z_BSSD, hint_BSSF)
@@ -128,7 +138,7 @@ class GridInner(SequenceInner):
 class Grid(RecursiveNet):
     """Value iteration and a recurrent convolution, trained like TRM."""
 
-    def __init__(self, spec: Spec, keys: SequenceSizes) -> None:
+    def __init__(self, spec: Spec, keys: GridSizes) -> None:
         super().__init__(GridInner(keys, spec))
 
 

@@ -69,3 +69,19 @@ def test_half_precision_counts_steps_all_the_same() -> None:
     values = [step(model)[0][1] for model in (wide, narrow)]
     assert torch.equal(values[0][:, 1:], values[1][:, 1:])
     assert not torch.equal(values[0], values[0].bfloat16().float())
+
+
+def test_without_values_word_travels_one_cell_in_each_pass() -> None:
+    heard = {}
+    for value_iteration in (False, True):
+        model = net(value_iteration=value_iteration, H_cycles=3)
+        tokens = torch.full((1, 64), FREE)
+        other = tokens.clone()
+        other[0, 0] = GOAL
+        state = model.fresh_state(NO_NOISE, 1, 64)
+        with torch.no_grad():
+            changed = [model(state, board, None)[1][0] for board in (tokens, other)]
+        differs = (changed[0] != changed[1]).any(-1).view(8, 8)
+        heard[value_iteration] = [bool(differs[at, at]) for at in range(8)]
+    assert heard[False] == [True] * 3 + [False] * 5  # the first pass hears what all have alike
+    assert all(heard[True])
