@@ -20,6 +20,6 @@ def test_all_parts_are_rehearsed(tmp_path: Path) -> None:
     assert done.stdout.startswith("no CUDA device is here")
     assert "5 passed" in text
     assert re.search(r"TRM 5M, token mixing, eager \| [0-9.]+ \| [0-9,]+ \| – \| [0-9.]+ \|", text)
-    assert re.search(r"`arch.halt_max_steps=64` \| step_\d+ \| [0-9.]+ % \(", text)
+    assert re.search(r"beam=1 arch.loss.search_steps=64` \| step_\d+ \| [0-9.]+ % \(", text)
     assert re.search(r"\| GPT-2, optim=muon, CUDA graphs \| [0-9.]+ \|", text)
     assert (tmp_path / "ema.safetensors").exists()
