@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.browser import chromium
 from tests.data.recursive.helpers import ragged_groups, write_dataset
 from tests.forks import Forks
 from tests.runs import INTERRUPTED, TINY_GPT, TINY_PAIRS, TINY_TMS, TROUBLED, Once, Result, train
+
+# what a script starts with & ignores Ctrl-C, as would each command that a test interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
