@@ -46,7 +46,7 @@ class GridBlock(nn.Module):
 
 class GridSizes(SequenceSizes):
     value_iteration: bool
-    """Whether cells see values; without, they hear their neighbours alone, and L_cycles is idle"""
+    """false: cells hear of their neighbours alone, and `L_cycles` has no effect"""
 
 
 class GridInner(SequenceInner):
