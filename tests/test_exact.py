@@ -39,6 +39,7 @@ CASES = {
     "trm-bfloat16": [*TRM, "arch.forward_dtype=bfloat16", "max_steps=9"],
     "trm-noisy": [*TRM, *NOISY],
     "grid": [*GRID, *EXACT, "max_steps=12"],
+    "grid-no-values": [*GRID, *EXACT, "arch.value_iteration=false", "max_steps=12"],
     "fprm": [*TINY_FPRM, *EXACT, "max_steps=12"],
     "symbols": [*TINY_SYMBOLS, *EXACT, "max_steps=12"],
     "candidates": [*TINY_CANDIDATES, *EXACT, "max_steps=12"],
