@@ -105,7 +105,9 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
     running: list[Run] = []
     try:
         for wave in waves:
-            running = [_start(arguments, keys, way, folder) for way in wave]
+            running = []
+            for way in wave:  # one by one: an interrupt may come between two
+                running.append(_start(arguments, keys, way, folder))
             for run in running:
                 _judge(run, folder / "straight", others)
     finally:
