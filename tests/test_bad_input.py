@@ -16,6 +16,7 @@ from tests.runs import QUIET, launched, torchrun
 Row = tuple[list[str], str] | tuple[list[str], str, int]
 TABLE: list[Row] = [
     (["lrr=1"], "lrr: unknown key; did you mean lr"),
+    (["experiment=tms_5_2", "muon_lr=1"], "muon_lr: belongs to optim=muon"),
     (["--epochs=5"], "--epochs=5: keys are given without dashes; write epochs=5"),
     (["--elastic_gpu"], "--elastic_gpu: keys are given without dashes; write elastic_gpu=VALUE"),
     (["config.yaml"], "config.yaml: must be key=value", 2),

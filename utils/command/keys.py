@@ -227,6 +227,8 @@ def _takers() -> dict[str, list[str]]:
         for file in sorted((CONF / group).glob("*.yaml")):
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
             placed = config if group in config else {group: config}
+            for key in placed.keys() & Root.model_fields.keys() - {group}:
+                takers[key].append(f"{group}={file.stem}")
             for path, part in sections(placed):
                 if "_target_" not in part:
                     continue  # it builds on another file, which names its class
