@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
 from typing_extensions import Doc
@@ -23,9 +24,13 @@ class CandidateInner(OptionInner):
 
     def __init__(self, side: int, width: int, hidden: int, heads: int, layers: int) -> None:
         super().__init__(side, width, hidden)
-        self.layers = nn.ModuleList(
+        blocks = [
             SymbolBlock(width, hidden, heads, side, EPS, mlp_norm=True) for _ in range(layers)
-        )
+        ]
+        with torch.no_grad():  # a pass changes little at first; else many passes learn nothing
+            for block in blocks:
+                block.down_proj.weight.mul_(0.1)
+        self.layers = nn.ModuleList(blocks)
         self.add_heads(width)
 
     def one_pass(self, z_BTND: Tensor, known_BTNF: Tensor) -> Tensor:
