@@ -190,9 +190,6 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
             for number, reader in enumerate(readers)
         ]
         shrunk.append(f"arch.readers=[{','.join(short)}]")
-    if cfg.init_from:  # the checkpoint of another recipe
-        begun = train(tmp_path / "begun", "experiment=sudoku_extreme_cpu", *shrunk, timeout=400)
-        shrunk.append(f"init_from={begun.directory}")
     if "/arch: gpt" in recipe:
         shrunk.append("data.seq_len=64")
     if "maze" in name:  # and not the boards that stand in for built puzzles
