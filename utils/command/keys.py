@@ -227,7 +227,7 @@ def _takers() -> dict[str, list[str]]:
         for file in sorted((CONF / group).glob("*.yaml")):
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
             placed = config if group in config else {group: config}
-            for key in placed.keys() & Root.model_fields.keys() - {group}:
+            for key in placed.keys() & Root.model_fields.keys():
                 takers[key].append(f"{group}={file.stem}")
             for path, part in sections(placed):
                 if "_target_" not in part:
