@@ -89,8 +89,8 @@ class Nodes:
 
 
 class States:
-    """The states that nodes go on from. They are large: rows stay where they are until no node
-    needs them.
+    """The states that nodes go on from, and in row 0 the state that every board begins with. They
+    are large: rows stay where they are until no node needs them.
     """
 
     def __init__(self, rows: Tensor) -> None:
@@ -98,12 +98,12 @@ class States:
 
     def put(self, state: Tensor, needed_N: Tensor) -> Tensor:
         """Writes new states over rows that are not needed. Returns their places."""
-        more = len(state) + len(needed_N) - len(self.rows)
+        more = 1 + len(state) + len(needed_N) - len(self.rows)
         if more > 0:
             room = self.rows.new_empty((more + len(self.rows), *self.rows.shape[1:]))
             self.rows = torch.cat((self.rows, room))
         free = torch.ones(len(self.rows), dtype=torch.bool, device=state.device)
-        free[needed_N] = False
+        free[needed_N] = free[0] = False
         places = free.nonzero()[: len(state), 0]
         self.rows[places] = state
         return places
@@ -201,7 +201,10 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     next_NT = F.one_hot(cell_N, p_NTD.shape[1]).bool() & guesses_N[:, None]
     guessed = children(nodes, p_NTD, next_NT[..., None], rules)
     found = guessed.plus(nodes.take((~guesses_N).nonzero()[:, 0])).plus(instead)
-    return replace(found, rank=found.rank + found.guesses)
+    # a full board is looked at afresh: a net that took its guesses for right holds on to that
+    open_N = (found.board == BLANK).any(-1)
+    state = torch.where(open_N, found.state, 0)
+    return replace(found, state=state, rank=found.rank + found.guesses)
 
 
 def children(nodes: Nodes, p_NTD: Tensor, where_NTD: Tensor, rules: Rules) -> Nodes:

@@ -44,6 +44,15 @@ class MadeUpNet:
         return state, logits, torch.where(noticed, -self.value, self.value)
 
 
+class StubbornNet(MadeUpNet):
+    """Notices a wrong guess in a full board, and only where it begins there."""
+
+    def __call__(self, state: torch.Tensor, known: torch.Tensor, weights: object):
+        begins, nothing = state[:, 0] == 0, torch.zeros_like(state)
+        _, logits, value = super().__call__(nothing, known, weights)
+        return state + 1, logits, torch.where(begins, value, self.value)
+
+
 def solve(net: MadeUpNet, blanks: list[int], **changes: Any) -> tuple[bool, list]:
     puzzle = SOLUTION.clone()
     puzzle[blanks] = BLANK
@@ -76,6 +85,12 @@ def test_a_digit_that_was_filled_in_wrongly_is_found_by_others_in_its_place() ->
     rules = {"fill_above": 0.98, "waiting": 20}
     assert solve(MadeUpNet(right=0.004), [0, 5], try_above=0.002, **rules)[0]
     assert not solve(MadeUpNet(right=0.004), [0, 5], **rules)[0]
+
+
+def test_a_full_board_is_looked_at_afresh() -> None:
+    solved, steps = solve(StubbornNet(delay=99), [0, 5])
+    assert solved
+    assert float(steps[-1][1]) > 0
 
 
 def test_the_search_ends_with_an_accepted_board_or_goes_on() -> None:
