@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from data.build import sudoku
 from tests import ranks
@@ -36,6 +37,12 @@ def forks() -> Iterator[None]:
     yield
     ranks.forks = None
     started.close()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test draws the same numbers whichever tests ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ def weights_of(net):
 @pytest.mark.parametrize("warms_up", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.9, 0.999])
 def test_an_average_follows_its_rate(rate, warms_up):
-    torch.manual_seed(0)
     net = nn.Linear(3, 2)
     ema = EMA(dict(net.named_parameters()), rate, warms_up)
     expected = [weights.double() for weights in weights_of(net)]

@@ -18,7 +18,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def test_steps_are_those_of_pytorch_in_another_precision(
     shape: tuple[int, int], nesterov: bool
 ) -> None:
-    torch.manual_seed(0)
     start, grads = torch.randn(shape), torch.randn(5, *shape)
     ends, momenta = [], []
     for kind in (Muon, torch.optim.Muon):
@@ -38,7 +37,6 @@ def test_steps_are_those_of_pytorch_in_another_precision(
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 64), (64, 8)])
 def test_what_it_makes_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
-    torch.manual_seed(1)
     made = orthogonal(torch.randn(shape, dtype=torch.float64), COEFFICIENTS, 5, 1e-7)
     sizes = torch.linalg.svdvals(made)
     assert made.dtype == torch.float64
@@ -51,7 +49,6 @@ def test_what_it_makes_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
 
 
 def test_matrices_in_a_stack_become_what_each_becomes_alone() -> None:
-    torch.manual_seed(2)
     matrices = torch.randn(3, 8, 20, dtype=torch.float64)
     together = orthogonal(matrices, COEFFICIENTS, 5, 1e-7)
     for matrix, made in zip(matrices, together, strict=True):

@@ -21,7 +21,6 @@ def test_the_fused_function_is_the_formula_with_its_gradients(
 ) -> None:
     monkeypatch.setattr(gates, "CHUNK", chunk)
     monkeypatch.setattr(gates, "KEPT_PIECES", kept)
-    torch.manual_seed(0)
     given = [
         torch.randn(*shape, dtype=torch.float64, requires_grad=True)
         for shape in ((5, 7), (5, 3), (5, 3), (5, 3))
@@ -38,7 +37,6 @@ def test_the_fused_function_is_the_formula_with_its_gradients(
 
 
 def test_each_kind_is_mlps_by_themselves() -> None:
-    torch.manual_seed(0)
     sizes, widths, hidden = [3, 2], [4, 6], 5
     inner = [torch.randn(7, size) for size in sizes]
     inputs = [torch.randn(7, width) for width in widths]

@@ -83,7 +83,6 @@ def test_export_writes_weights_or_their_averages(
     averages: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As evaluations see them: sparse tables are not averaged."""
-    torch.manual_seed(0)
     net, table = nn.Linear(3, 2), SparseEmbedding(5, 4)
     ema = EMA(dict(net.named_parameters()), 0.5)
     for _ in range(6):
