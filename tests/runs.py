@@ -49,16 +49,12 @@ NOISY = words("""
     arch.random_start=true arch.damping=0.05 arch.path_noise=0.1 arch.eval_noise=0.3 arch.chains=3
 """)
 # guesses, some of them corrected, boards of different lengths
-TINY_SUDOKU = words("""
-    arch=sudoku optim=adamw arch.hidden_size=8 arch.passes=2 arch.forward_dtype=float64
-    arch.loss.search_steps=12 data.embedded={size:4,blanks:9,train:64,test:37} ema=true ema_rate=0.9
-    global_batch_size=24 epochs=24 eval_interval=24 lr=1e-2 lr_warmup_steps=5
+TINY_CANDIDATES = words("""
+    arch=candidates optim=adamw arch.hidden_size=12 arch.num_heads=2 arch.passes=2
+    arch.forward_dtype=float64 arch.loss.search_steps=12 ema=true ema_rate=0.9
+    data.embedded={size:4,blanks:9,train:64,test:37} global_batch_size=24 epochs=24 eval_interval=24
+    lr=1e-2 lr_warmup_steps=5
 """)
-# the same by a net that knows no rule
-TINY_CANDIDATES = [
-    *(word for word in TINY_SUDOKU if word != "arch=sudoku"),
-    *("arch=candidates", "arch.num_heads=2"),
-]
 # a state that halts at its fixed point
 TINY_FPRM = words("""
     arch=fprm arch.hidden_size=16 arch.num_heads=2 arch.expansion=1 arch.L_cycles=2

@@ -32,9 +32,9 @@ from contract import (
     StepOut,
 )
 from models.interval import Interval
+from models.recursive.candidates import BLANK, CandidateNet, what_is_known
 from models.recursive.recursion import where_slots
 from models.recursive.search import Rules, answers_by_search, fill_in
-from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
 from models.recursive.thinking import ByStep, ThinkingSteps
 from utils.command.marks import Fraction
 from utils.ranks import signals
@@ -76,9 +76,9 @@ class GuessObjective(Objective):
 
     headline = Metric("exact_accuracy")
     costs = frozenset({"cell_loss", "value_loss", "accepted_wrongly"})
-    model: SudokuNet
+    model: CandidateNet
 
-    def __init__(self, model: SudokuNet, keys: GuessKeys) -> None:
+    def __init__(self, model: CandidateNet, keys: GuessKeys) -> None:
         super().__init__(model)
         self.keys = keys
 

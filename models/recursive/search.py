@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from contract import Batch, Noise
-from models.recursive.sudoku_net import BLANK, SudokuNet, what_is_known
+from models.recursive.candidates import BLANK, CandidateNet, what_is_known
 from utils.command.marks import SAME_RUN, Keys
 
 # Nodes that go through the net at once, the shape that it is compiled for: fewer are padded. On a
@@ -132,7 +132,7 @@ class Answers:
 
 
 def answers_by_search(
-    model: SudokuNet, batch: Batch, rules: Rules
+    model: CandidateNet, batch: Batch, rules: Rules
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields, after each step, the logits of each puzzle's best answer so far, and by how much its
     value exceeds what is accepted. Ends when no puzzle has nodes left.
@@ -170,7 +170,7 @@ def answers_by_search(
 
 
 def think(
-    model: SudokuNet, weights: dict[str, Tensor], inputs_PT: Tensor, nodes: Nodes, states: States
+    model: CandidateNet, weights: dict[str, Tensor], inputs_PT: Tensor, nodes: Nodes, states: States
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one step of the net on all nodes, some at a time."""
     known_NTD = what_is_known(inputs_PT[nodes.puzzle], nodes.board, model.side)

@@ -33,33 +33,46 @@ class SymbolSizes(Sizes):
     """
 
 
-class GridMixer(nn.Module):
-    """Sums messages over the grid, each head in its own way: its weights are learned for each pair
-    of rows and each pair of columns, and that of two cells is the product of both. A row, a column
-    or a box can be such a sum.
-    """
+class Mixer(nn.Module):
+    """Sums messages over the grid, each head in its own way."""
 
-    def __init__(self, width: int, heads: int, side: int) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
             raise ConfigError(
                 f"arch.hidden_size={width} is not a multiple of arch.num_heads={heads}"
             )
+        self.heads = heads
         self.message_proj = Linear(width, width)
+
+    def weights(self) -> Tensor:
+        """Returns what each cell hears of each other one, for each head."""
+        raise NotImplementedError
+
+    def forward(self, x_BTND: Tensor) -> Tensor:
+        message_BTND = F.gelu(self.message_proj(x_BTND), approximate="tanh")
+        weight_HTT = self.weights().to(x_BTND.dtype)
+        message_BHTNK = message_BTND.unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
+        mixed_BHTX = weight_HTT @ message_BHTNK.flatten(3)
+        mixed_BHTNK = mixed_BHTX.unflatten(-1, message_BHTNK.shape[3:])
+        return mixed_BHTNK.permute(0, 2, 3, 1, 4).flatten(3)
+
+
+class GridMixer(Mixer):
+    """Its weights are learned for each pair of rows and each pair of columns, and that of two cells
+    is the product of both. A row, a column or a box can be such a sum.
+    """
+
+    def __init__(self, width: int, heads: int, side: int) -> None:
+        super().__init__(width, heads)
         # small at first: a cell hears little of the others until it is known which matter
         std = 0.5 * side**-0.5
         self.rows = nn.Parameter(lecun_normal(heads, side, side, std=std))
         self.columns = nn.Parameter(lecun_normal(heads, side, side, std=std))
 
-    def forward(self, x_BTND: Tensor) -> Tensor:
-        message_BTND = F.gelu(self.message_proj(x_BTND), approximate="tanh")
-        heads, cells = len(self.rows), x_BTND.shape[1]
+    def weights(self) -> Tensor:
         weight_HTT = torch.einsum("hij,hkl->hikjl", self.rows, self.columns)
-        weight_HTT = weight_HTT.reshape(heads, cells, cells).to(x_BTND.dtype)
-        message_BHTNK = message_BTND.unflatten(-1, (heads, -1)).permute(0, 3, 1, 2, 4)
-        mixed_BHTX = weight_HTT @ message_BHTNK.flatten(3)
-        mixed_BHTNK = mixed_BHTX.unflatten(-1, message_BHTNK.shape[3:])
-        return mixed_BHTNK.permute(0, 2, 3, 1, 4).flatten(3)
+        return weight_HTT.flatten(3).flatten(1, 2)
 
 
 class SymbolBlock(nn.Module):
@@ -67,12 +80,10 @@ class SymbolBlock(nn.Module):
     of their own cell.
     """
 
-    def __init__(
-        self, width: int, hidden: int, heads: int, side: int, eps: float, mlp_norm: bool
-    ) -> None:
+    def __init__(self, width: int, hidden: int, mixer: Mixer, eps: float, mlp_norm: bool) -> None:
         super().__init__()
         self.eps, self.norm_eps = eps, eps if mlp_norm else None
-        self.mixer = GridMixer(width, heads, side)
+        self.mixer = mixer
         self.cells_proj = Linear(width, hidden)
         self.symbols_proj = Linear(width, hidden)
         self.gate_up_proj = Linear(width, 2 * hidden)
@@ -124,7 +135,11 @@ class SymbolInner(Inner):
         self.level = Level(
             [
                 SymbolBlock(
-                    width, hidden, sizes.num_heads, side, sizes.rms_norm_eps, sizes.mlp_norm
+                    width,
+                    hidden,
+                    GridMixer(width, sizes.num_heads, side),
+                    sizes.rms_norm_eps,
+                    sizes.mlp_norm,
                 )
                 for _ in range(sizes.L_layers)
             ],

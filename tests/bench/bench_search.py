@@ -1,8 +1,8 @@
-"""The search of `arch=sudoku` or `arch=candidates` by a trained net, and by what stands in for it.
+"""The search of `arch=candidates` by a trained net, and by what stands in for it.
 
 python -m tests.bench.bench_search RUN DATA [BOARDS]
 
-RUN is a run of one of them, DATA a folder of boards whose test set is searched.
+RUN is its run, DATA a folder of boards whose test set is searched.
 The first of the stand-ins fills in naked and hidden singles and knows a contradiction when it sees
 one; the last is the net before training, on few boards. A state is one board that a step of the
 search looks at.
@@ -22,9 +22,8 @@ from torch import Tensor
 
 from data.recursive.sudoku import geometry, propagate, search, to_masks
 from models.language import targets
-from models.recursive.candidates import CandidateNet
+from models.recursive.candidates import BLANK, GIVEN, GUESSED, CandidateNet
 from models.recursive.search import NEVER, Rules, answers_by_search
-from models.recursive.sudoku_net import BLANK, GIVEN, GUESSED, SudokuNet
 from tests.making import make_objective, make_source
 from utils.errors import exit_status
 from utils.measure.metrics import wilson
@@ -61,7 +60,7 @@ class Singles:
 
 def main() -> None:
     if len(sys.argv) < 3:
-        print("skipped: give RUN, a run of arch=candidates or arch=sudoku, and DATA")
+        print("skipped: give RUN, a run of arch=candidates, and DATA")
         return
     run, data, *boards = sys.argv[1:]
     count = int(boards[0]) if boards else BOARDS
@@ -70,10 +69,9 @@ def main() -> None:
     count = min(count, len(examples))
     rows = examples.read(np.arange(count))
     trained = targets.load_frozen(
-        run, source.spec, "float32", (SudokuNet,), "give arch=sudoku or arch=candidates"
+        run, source.spec, "float32", (CandidateNet,), "give arch=candidates"
     ).net
-    kind = "candidates" if isinstance(trained, CandidateNet) else "sudoku"
-    untrained = make_objective(kind, source.spec)
+    untrained = make_objective("candidates", source.spec)
     rules = untrained.keys
     singles = Singles(math.isqrt(source.spec.seq_len))
     print(f"{count} boards of {data}, one thread: {run}")

@@ -38,7 +38,7 @@ WRONG: list[tuple[str, Spec, dict[str, Any], str]] = [
     ("symbols", BOARDS, {"symbols": 6}, "arch.symbols=6"),
     ("grid", BOARDS, {"damping": 0.1}, "arch.damping"),
     ("symbols", BOARDS, {"symbols": 3, "hidden_size": 20}, "arch.hidden_size=20"),
-    ("sudoku", BOARDS, {}, "this net solves Sudoku boards"),
+    ("candidates", BOARDS, {}, "this net solves Sudoku boards"),
     ("gpt", TEXT, {"num_heads": 4, "kv_heads": 3}, "arch.kv_heads=3"),
     ("gpt", TEXT, {"head_dim": 5}, "arch.head_dim=5"),
     ("gpt", TEXT, {"qk_norm": False, "qk_weights": True}, "arch.qk_weights=true"),

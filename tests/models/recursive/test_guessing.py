@@ -15,23 +15,25 @@ from torch.testing import assert_close
 
 from contract import Batch, Context, Noise, Spec, StepOut
 from data.recursive.sudoku_boards import generate
+from models.recursive.candidates import BLANK
 from models.recursive.guessing import GuessObjective
-from models.recursive.sudoku_net import BLANK
 from tests.making import make_objective
 from tests.models.recursive.slots import rows_of, steps
-from tests.runs import TINY_SUDOKU, train
+from tests.ranks import words
+from tests.runs import TINY_CANDIDATES, train
 from utils.ranks import signals
 
-LEARNS = [
-    "arch.hidden_size=16", "arch.forward_dtype=float32", "arch.loss.search_steps=40",
-    "data.embedded.train=200", "max_steps=200", "epochs=null", "eval_interval=null", "ema=false",
-]  # fmt: skip
+LEARNS = words("""
+    arch.hidden_size=24 arch.num_heads=null arch.forward_dtype=float32 arch.loss.search_steps=40
+    data.embedded.train=200 max_steps=200 epochs=null eval_interval=null ema=false
+""")
 SPEC = Spec(vocab_size=6, seq_len=16, table_rows=1)
 
 
 def make(**keys: Any) -> GuessObjective:
     losses = {"think_steps": 1, "board_steps": 9, **keys}
-    objective = make_objective("sudoku", SPEC, hidden_size=8, passes=2, loss=losses)
+    keys = {"hidden_size": 8, "num_heads": 2, "passes": 2, "loss": losses}
+    objective = make_objective("candidates", SPEC, **keys)
     with torch.no_grad():  # a net that prefers some digits
         weight = objective.model.inner.option_head.weight
         weight.normal_(generator=torch.Generator().manual_seed(1))
@@ -140,7 +142,7 @@ def test_slots_do_not_see_each_other() -> None:
 
 @pytest.mark.slow
 def test_it_learns_to_solve_small_boards(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", *TINY_SUDOKU, *LEARNS)
+    run = train(tmp_path / "run", *TINY_CANDIDATES, *LEARNS)
     last = [row for row in run.rows if "eval/exact_accuracy" in row][-1]
     assert last["eval/exact_accuracy"] > 0.9
     assert last["eval/accepted"] > 0.9, "the net knows that it is right"

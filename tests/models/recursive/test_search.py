@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.testing import assert_close
 
+from models.recursive.candidates import BLANK
 from models.recursive.search import Rules, answers_by_search
-from models.recursive.sudoku_net import BLANK
 
 RULES: dict[str, Any] = {"think_steps": 1, "fill_above": 0.99, "try_above": 0.01, "beam": 4}
 RULES |= {"waiting": 0, "search_steps": 30, "accept": 0.95}
