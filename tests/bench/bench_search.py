@@ -5,7 +5,7 @@ python -m tests.bench.bench_search RUN DATA [BOARDS]
 RUN is its run, DATA a folder of boards whose test set is searched.
 The first of the stand-ins fills in naked and hidden singles and knows a contradiction when it sees
 one; the last is the net before training, on few boards. A state is one board that a step of the
-search looks at.
+search looks at. Below: how much of the net's weights between cells follows from the board's lines.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from data.recursive.sudoku import geometry, propagate, search, to_masks
+from data.recursive.sudoku_boards import BOXES
 from models.language import targets
 from models.recursive.candidates import BLANK, GIVEN, GUESSED, CandidateNet
 from models.recursive.search import NEVER, Rules, answers_by_search
@@ -73,7 +74,8 @@ def main() -> None:
     ).net
     untrained = make_objective("candidates", source.spec)
     rules = untrained.keys
-    singles = Singles(math.isqrt(source.spec.seq_len))
+    side = math.isqrt(source.spec.seq_len)
+    singles = Singles(side)
     print(f"{count} boards of {data}, one thread: {run}")
     print("| what guides the search | boards | solved | 95 % | accepted wrongly | states | CPU s |")
     print("|---|---|---|---|---|---|---|")
@@ -84,11 +86,32 @@ def main() -> None:
     few = {name: values[:FEW] for name, values in rows.items()}
     print_row("the net, untrained", *measure(untrained.model, few, rules))
     before = time.process_time()
-    found = search(to_masks(rows["inputs"].astype(np.int64) - BLANK, singles.side), singles.side, 2)
+    found = search(to_masks(rows["inputs"].astype(np.int64) - BLANK, side), side, 2)
     seconds, solved = time.process_time() - before, int((found.counts == 1).sum())
     print_row(
         "depth first, to a second solution", count, solved, 0, int(found.guesses.sum()), seconds
     )
+    for block in trained.inner.layers:
+        shares = [f"{100 * share:.1f}" for share in by_lines(block.mixer.weights(), BOXES[side])]
+        print(f"of each head's weights, by lines: {', '.join(shares)} %")
+
+
+def by_lines(weight_HTT: Tensor, box: tuple[int, int]) -> list[float]:
+    """Returns how much of each head's weights, by their squares, is the mean over all pairs of
+    cells of the same kind. There are nine, which Sudoku's symmetries tell apart: two cells have the
+    same row, or the same band, or neither, and the same column, stack, or neither.
+    """
+    line = torch.arange(box[0] * box[1])
+    rows, columns = (
+        (line[:, None] == line).int() + (line[:, None] // size == line // size) for size in box
+    )
+    kind_X = (3 * rows[:, None, :, None] + columns[:, None]).flatten()
+    shares = []
+    for weight_X in weight_HTT.detach().double().flatten(1):
+        sums = torch.zeros(9, dtype=torch.float64).index_add(0, kind_X, weight_X)
+        mean_X = (sums / kind_X.bincount(minlength=9))[kind_X]
+        shares.append(float(mean_X.square().sum() / weight_X.square().sum()))
+    return shares
 
 
 class Counted:
