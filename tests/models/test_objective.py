@@ -90,7 +90,7 @@ LINES = {
     "fprm puzzles": TINY_FPRM,
     "symbols puzzles": TINY_SYMBOLS,
     "candidates puzzles": TINY_CANDIDATES,
-    "candidates that know the rules puzzles": [*TINY_CANDIDATES, "arch.num_heads=null"],
+    "candidates puzzles wired": [*TINY_CANDIDATES, "arch.num_heads=null"],
     "cnn digits": TINY_CNN,
     "cnn mnist": [*TINY_CNN, "data=mnist", "data_path={mnist}"],
     "gpt tokens": TINY_GPT,
