@@ -23,7 +23,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from contract import Arrays, Batch, Context, Noise, Objective, Prediction
 from data.source import fingerprints_of, source_of
-from data.stream import Cursors, ShardStream, eval_batches, read_shards, to_tensors, train_loader
+from data.stream import (
+    Cursors,
+    ShardStream,
+    eval_batches,
+    naming_step,
+    not_finite,
+    read_shards,
+    to_tensors,
+    train_loader,
+)
 from models import laws
 from models.objective import (
     flops_per_example,
@@ -435,7 +444,7 @@ class Trainer:
         # pass; the others send nothing before `finish`.
         outputs = []
         for i, (batch, carry, context) in enumerate(inputs):
-            with sync.backward(last=i == len(inputs) - 1):
+            with naming_step(context.noise, batch), sync.backward(last=i == len(inputs) - 1):
                 outputs.append(self.wrapped(batch, carry, replace(context, totals=totals)))
                 outputs[-1].loss.backward()
 
@@ -447,7 +456,8 @@ class Trainer:
         weights = [out.weight for out in outputs]
         row_grads = [grad for optimizer in self.sparse for grad in optimizer.local_grads()]
         requests = self.checkpointer.requests()
-        weight = agreement.ask(self.step + 1, weights, norms, row_grads, requests)
+        blame = partial(not_finite, self.shard_groups, micro_batches)
+        weight = agreement.ask(self.step + 1, weights, norms, row_grads, requests, blame)
         if reason := agreement.read(except_last=agreement.lag):
             self.skip(reason)
             return

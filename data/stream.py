@@ -8,11 +8,13 @@ is better off without workers.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from contract import Arrays, Batch, EvalSet, Source
+from contract import Arrays, Batch, EvalSet, Noise, Source
 from data.source import check_batch
 from utils.errors import ConfigError, LocalError, RankError, brief, full_name
 from utils.ranks import signals
@@ -108,6 +110,41 @@ def read_shards(source: Source, step: int, shards: Sequence[int]) -> Batch:
                 f" {_shown(first)}; give every shard as many rows, padded to one length"
             )
     return to_tensors(pieces)
+
+
+def not_finite(shard_groups: Sequence[Sequence[int]], micro_batches: Sequence[Batch]) -> str:
+    """Names the first shard that holds NaN or an infinity, if one does."""
+    for shards, batch in zip(shard_groups, micro_batches, strict=True):
+        for name, rows in batch.items():
+            if len(bad := (~rows.isfinite()).flatten().nonzero()):
+                return f"{name} of shard {_shard_at(int(bad[0]), rows, shards)}"
+    return ""
+
+
+@contextmanager
+def naming_step(noise: Noise, batch: Batch) -> Iterator[None]:
+    """Says what the data holds where torch found a label or token that the net does not have."""
+    try:
+        yield
+    except IndexError as error:
+        if not re.match(r"Target .* out of bounds|index out of range in self", str(error)):
+            raise
+        held = []
+        for name, rows in batch.items():
+            if not rows.is_floating_point():
+                numbers = rows.long().flatten()
+                ends = (
+                    f"{int(numbers[at])} (shard {_shard_at(int(at), rows, noise.shards)})"
+                    for at in (numbers.argmin(), numbers.argmax())
+                )
+                held.append(f"{name} holds {' to '.join(ends)}")
+        found, there = brief(error).rstrip("."), ", ".join(held)
+        raise LocalError(f"step {noise.step + 1}: {found}; {there}") from error
+
+
+def _shard_at(number: int, rows: Tensor, shards: Sequence[int]) -> int:
+    """Returns the shard of a micro-batch that a number of it belongs to."""
+    return shards[number * len(shards) // rows.numel()]
 
 
 def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -10,6 +10,10 @@
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 PYTHON=${PYTHON:-$root/.venv/bin/python}
+command -v "$PYTHON" >/dev/null || {
+  echo "PYTHON=$PYTHON: not found; run make setup, or give another, for example PYTHON=python3" >&2
+  exit 2
+}
 number() { [[ $2 =~ ^[1-9][0-9]*$ ]] || { echo "$1=$2: must be a number; for example $1=$3" >&2; exit 2; }; }
 
 if [ "$*" = store ]; then

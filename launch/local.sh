@@ -7,6 +7,10 @@
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2
 PYTHON=${PYTHON:-$root/.venv/bin/python}
+command -v "$PYTHON" >/dev/null || {
+  echo "PYTHON=$PYTHON: not found; run make setup, or give another, for example PYTHON=python3" >&2
+  exit 2
+}
 if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
   gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 else

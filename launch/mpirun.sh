@@ -9,6 +9,10 @@
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 PYTHON=${PYTHON:-$root/.venv/bin/python}
+command -v "$PYTHON" >/dev/null || {
+  echo "PYTHON=$PYTHON: not found; run make setup, or give another, for example PYTHON=python3" >&2
+  exit 2
+}
 MPIRUN=${MPIRUN:-mpirun}
 ranks=${RANKS:-1}
 [[ $ranks =~ ^[1-9][0-9]*$ ]] || {

@@ -143,9 +143,12 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
     for name, seen in before.items():
         if after.get(name) != seen:
             if name in buffers:
+                instead = "keep such state in the carry"
+                if name.endswith("_u"):  # of a power iteration, which no example has a part in
+                    instead = "for spectral_norm, divide by torch.linalg.matrix_norm(weight, 2)"
                 raise ConfigError(
                     f"{where}: changes the buffer {name}, which each rank would change by its own"
-                    " shards; keep such state in the carry"
+                    f" shards; {instead}"
                 )
             raise ConfigError(
                 f"{where}: changes the parameter {name}, which each rank would change by its own"

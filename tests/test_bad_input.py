@@ -47,6 +47,16 @@ TABLE: list[Row] = [
     (["arch=prefix", "data=passages", "arch.latents=0"], "arch.latents"),
     (["data=mnist", "data_paths=[x]"], "data_paths"),
     (["lr=1,2"], "lr"),
+    (
+        ["data_path=p/ünï"],
+        """data_path=p/ünï: cannot be read; where the value is a text, quote it: 'data_path="p/ü""",
+    ),
+    (["run_name=a (1)"], """quote it: 'run_name="a (1)"'"""),
+    (['run_name=a="b"'], """quote it: 'run_name="a=\\"b\\""'"""),
+    (
+        ["arch=candidates", "arch.hidden_size=40", "arch.num_heads=null"],
+        "arch.hidden_size=40: is not a multiple of 3",
+    ),
     (["run_name="], "run_name"),
     (["run_name=a/../b"], "run_name"),
     (["project_name=../x"], "project_name"),

@@ -133,8 +133,8 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
     if not has_split(folder, split):
         option = " --validation" if split == "validation" else ""
         raise ConfigError(
-            f"{key}: no {split}/dataset.json there; build it with python -m data.build.sudoku"
-            f"{option} --output-dir {folder}"
+            f"{key}: no {split}/dataset.json there; python -m data.build.NAME{option} builds it,"
+            " see data/README.md"
         )
     where = f"{key}: {split}/dataset.json"
     try:

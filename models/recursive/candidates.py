@@ -43,6 +43,11 @@ class UnitMixer(Mixer):
     weight_HTT: Tensor
 
     def __init__(self, width: int, side: int) -> None:
+        if width % 3:
+            raise ConfigError(
+                f"arch.hidden_size={width}: is not a multiple of 3, as arch.num_heads=null needs"
+                " for rows, columns and boxes"
+            )
         super().__init__(width, 3)
         # boxes are as close to square as possible, and no higher than wide
         height = next(height for height in range(math.isqrt(side), 0, -1) if side % height == 0)

@@ -15,6 +15,7 @@ from optim.sync.base import Sync, norms_of
 from utils.errors import RunError
 from utils.transfer import to_device
 
+Blame = Callable[[], str]  # names what of this rank's data is not finite, if anything
 LAG = {"cuda": 1}  # steps after which the answers are read
 
 
@@ -30,7 +31,7 @@ class Agreement:
     def __init__(self, policy: str, sync: Sync) -> None:
         self.lag = LAG.get(sync.dist.device.type, 0) if policy == "raise" else 0
         self._policy, self._sync = policy, sync
-        self._unread: deque[tuple[int, list[str], Callable[[], list[float]]]] = deque()
+        self._unread: deque[tuple[int, list[str], Callable[[], list[float]], Blame]] = deque()
         self._requests: list[float] = []
 
     @property
@@ -50,6 +51,7 @@ class Agreement:
         norms: Mapping[str, Tensor],
         row_grads: list[Tensor],
         requests: Sequence[float],
+        blame: Blame = str,
     ) -> Tensor:
         """Sends what this rank knows of the newest step. All ranks call it together.
 
@@ -58,6 +60,7 @@ class Agreement:
             norms: of gradients by name, on all ranks alike or of a share of each.
             row_grads: gradients of table rows, of this rank alone.
             requests: to all ranks; they learn the sums.
+            blame: called on all ranks if the step turns out not to be finite.
 
         Returns the weight of the whole batch.
         """
@@ -72,7 +75,7 @@ class Agreement:
         with self._sync.dist.waiting():
             message = self._sync.over_ranks(torch.cat([checked, asked]))
         names = ["the loss's weight", *norms, "a sparse table"]
-        self._unread.append((step, names, _to_host(message)))
+        self._unread.append((step, names, _to_host(message), blame))
         return message[0]
 
     def read(self, except_last: int = 0) -> str:
@@ -82,7 +85,7 @@ class Agreement:
         raises the error that ends the run instead.
         """
         while len(self._unread) > except_last:
-            step, names, answers = self._unread.popleft()
+            step, names, answers, blame = self._unread.popleft()
             with self._sync.dist.waiting():
                 sums = answers()
             asked = sums[len(names) :]
@@ -94,9 +97,12 @@ class Agreement:
             checked = zip(names, sums, strict=False)
             bad = next(name for name, total in checked if not math.isfinite(total))
             problem = f"the gradient is not finite, first seen in {bad}"
+            remedy = "lower lr, set grad_clip"
+            if data := next(filter(None, self._sync.dist.all_gather_text(blame())), ""):
+                problem, remedy = f"{problem}, nor is the data ({data})", "mend the data"
             if self._policy == "raise":
                 raise RunError(
-                    f"on_nonfinite=raise: step {step}: {problem}; lower lr, set grad_clip, or use"
+                    f"on_nonfinite=raise: step {step}: {problem}; {remedy}, or use"
                     " on_nonfinite=skip"
                 )
             return problem

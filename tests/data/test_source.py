@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,10 @@ from data.order import EpochSource
 from data.source import check_batch, fingerprints_of
 from data.stream import read_shards
 from tests.data.helpers import global_batch
-from utils.errors import ConfigError
+from tests.runs import FLOAT32
+from tests.steps import steps_of, trainer_on
+from utils.errors import ConfigError, RunError
+from utils.ranks.distributed import Dist
 
 TWO = np.zeros((2, 3))
 
@@ -144,3 +149,47 @@ def test_a_map_style_dataset_is_a_source_with_epochs() -> None:
     test = made.eval_sets()["test"]
     assert test.read(np.array([4, 2]))["inputs"].tolist() == [[4] * 3, [2] * 3]
     assert test.padding(2)["labels"].tolist() == [IGNORE] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        (
+            "inputs",
+            np.nan,
+            r"step 2: the gradient is .*, nor is the data \(inputs of shard 3\); mend",
+        ),
+        (
+            "labels",
+            12,
+            r"step 2: Target 12 is out of bounds; labels holds \d .* to 12 \(shard 3\)$",
+        ),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_bad_data_in_a_later_step_is_named(
+    name: str,
+    value: float,
+    line: str,
+    at_once: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = ["arch=cnn", "data=digits", "optim=adamw", "max_steps=3", "global_batch_size=16"]
+    keys += [*FLOAT32, "epochs=null", "eval_interval=null"]
+    trainer = trainer_on(Dist(), tmp_path, *keys, f"micro_batch_size={2 * at_once}")
+    good = trainer.source.train_batch
+
+    def train_batch(step: int, shard: int) -> Mapping[str, np.ndarray]:
+        batch = good(step, shard)
+        batch = {"inputs": batch["inputs"] / np.float32(16), "labels": batch["labels"].copy()}
+        if (step, shard) == (1, 3):
+            batch[name][1] = value
+        return batch
+
+    monkeypatch.setattr(trainer.source, "train_batch", train_batch)
+    first, second = itertools.islice(steps_of(trainer, 3), 2)
+    first()
+    trainer.run_state.step = 1
+    with pytest.raises((RunError, ConfigError), match=line):
+        second()

@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("puzzles", PUZZLES | {"evaluators": ["vote"]}, r"evaluators=\[vote\]: unknown"),
     ("puzzles", PUZZLES | {"whole_paths_from": 0.5}, "data.whole_paths_from=0.5: only mazes"),
     ("puzzles", PUZZLES | {"revealed": 0.5}, "data.revealed=0.5: only Sudoku boards"),
-    ("puzzles", PUZZLES | {"eval_split": "validation"}, "data_path=.*: no validation/dataset.json"),
+    ("puzzles", PUZZLES | {"eval_split": "validation"}, "data_path=.*NAME --validation builds"),
     ("puzzles", EPOCHS | {"eval_split": "validation"}, "data.eval_split=validation: generated"),
     ("puzzles", PUZZLES | {"puzzle": "1."}, "data.puzzle=1.: .* add eval_only=true"),
 ]  # fmt: skip

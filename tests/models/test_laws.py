@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 from contract import Batch, Context, Dropout, Noise, Objective, Prediction, RunLength, Spec, StepOut
@@ -215,6 +216,13 @@ class Teacher(nn.Module):
         return self.student(x) - self.teacher(x)
 
 
+class Normed(nn.Linear):
+    """By the spectral norm, in the way that the law's line gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight / torch.linalg.matrix_norm(self.weight, 2))
+
+
 class ListCarry(MyObjective):
     def out(self, losses_B: Tensor, ctx: Context) -> Any:
         return replace(super().out(losses_B, ctx), carry={"seen": object()})
@@ -256,6 +264,8 @@ BROKEN = {
     "own generator": {"net": OwnGenerator},
     "new buffer": {"net": NewBuffer},
     "buffer through data": {"net": DataBuffer},
+    "spectral norm": {"net": lambda: parametrizations.spectral_norm(nn.Linear(3, 2))},
+    "its former way": {"net": lambda: nn.utils.spectral_norm(nn.Linear(3, 2))},
     "teacher": {"net": Teacher},
     "carry": {"objective": ListCarry},
     "metric": {"objective": FloatMetric},
@@ -271,6 +281,10 @@ def test_what_keeps_the_laws_passes(rows: int) -> None:
         return nn.Sequential(nn.Linear(3, 8), Dropout(0.5), nn.Linear(8, 2))
 
     check(net=net, rows=rows)
+
+
+def test_a_net_may_divide_by_its_spectral_norm() -> None:
+    check(net=lambda: Normed(3, 2))
 
 
 def test_a_batch_may_seed_a_global_generator_before_it_draws() -> None:

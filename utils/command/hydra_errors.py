@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command.keys import unknown
@@ -17,6 +18,11 @@ def explain(error: BaseException) -> str:
         return str(error.__cause__)
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return ""
+    if isinstance(error, OverrideParseException):
+        name, _, value = error.override.partition("=")
+        escaped = value.replace('"', '\\"')
+        text = shlex.quote(f'{name}="{escaped}"')
+        return f"{error.override}: cannot be read; where the value is a text, quote it: {text}"
     text = str(error)
     if named := re.search(r"Could not (?:override|append)[^']*'([^'=]+)", text):
         return f"{named[1]}: {unknown(named[1])}"

@@ -157,12 +157,13 @@ def non_finite_is_named(dist: Dist) -> None:
     reducer = reducer_of(net, dist)
     agreement = Agreement("skip", reducer)
 
-    def ask(weight: float = 4.0, rows: Sequence[Tensor] = (), **bad: float) -> None:
+    def ask(weight: float = 4.0, rows: Sequence[Tensor] = (), data: str = "", **bad: float) -> None:
         reducer.zero()
         shard_loss(net, 0, dist.rank).backward()
         for name, value in bad.items():
             dict(net.named_parameters())[name.replace("_", ".")].grad.view(-1)[1] = value
-        agreement.ask(0, [weight], reducer.finish(), [*rows], [1.0, float(dist.rank)])
+        requests = [1.0, float(dist.rank)]
+        agreement.ask(0, [weight], reducer.finish(), [*rows], requests, lambda: data)
 
     def found() -> str:
         return agreement.read().rpartition(" in ")[2]
@@ -184,6 +185,8 @@ def non_finite_is_named(dist: Dist) -> None:
     assert found() == "a sparse table"
     ask(first_bias=3e38)  # finite everywhere, until it is added
     assert found() == "first.bias"
+    ask(data="inputs of shard 3" if mine else "", gain=float("nan") if mine else 1.0)
+    assert found() == "gain, nor is the data (inputs of shard 3)"
 
 
 def clipping_is_identical(dist: Dist) -> None:
