@@ -61,6 +61,17 @@ def test_a_default_stands_in_yaml_or_in_a_signature_never_in_both() -> None:
             assert not twice, f"{path.name}: {given['_target_']}"
 
 
+class Own:
+    """A net with names of keys that a run passes elsewhere."""
+
+    def __init__(self, spec: Any, capacity: int, model: str, run: int, dist: int) -> None: ...
+
+
+def test_a_net_of_ones_own_may_have_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "find", lambda path, target: Own)
+    assert [*keys.keys_of({}, "arch").model_fields] == ["capacity", "model", "run", "dist"]
+
+
 def test_defaults_are_hrms_recipe() -> None:
     cfg = config_of()
     recipe = {

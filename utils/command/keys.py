@@ -38,26 +38,27 @@ Plain = dict[str, Any]
 
 def keys_of(part: Plain, path: str) -> type[BaseModel]:
     """Returns the model of the keys that the `_target_` of a part takes."""
-    return _model_of(find(path, part.get("_target_")))
+    return _model_of(find(path, part.get("_target_")), path.partition("[")[0])
 
 
 @functools.cache
-def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
+def _model_of(target: Callable[..., Any], place: str) -> type[BaseModel]:
     if (listed := keys_class(target)) is not None:
         return listed
-    parameters = inspect.signature(target).parameters.values()
+    parameters = [*inspect.signature(target).parameters.values()]
+    given = GIVEN_BY_NAME.get(place) or {each.name for each in parameters[: GIVEN_FIRST[place]]}
     made_by: Any = target
     made_by = made_by.__init__ if isinstance(target, type) else target
     hints = get_type_hints(made_by, include_extras=True)
     taken: dict[str, Any] = {}
     if isinstance(target, type) and any(p.kind is p.VAR_KEYWORD for p in parameters):
         # its parent takes the remaining keys
-        passed_on = _model_of(target.__mro__[1])
+        passed_on = _model_of(target.__mro__[1], place)
         taken = {key: (field.annotation, field) for key, field in passed_on.model_fields.items()}
     for parameter in parameters:
         if (
             parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            or parameter.name in GIVEN
+            or parameter.name in given
         ):
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
@@ -65,9 +66,12 @@ def _model_of(target: Callable[..., Any]) -> type[BaseModel]:
     return create_model(target.__name__, __base__=Keys, **taken)
 
 
-# parameters that a run passes itself
-GIVEN = {"self", "spec", "run", "model", "params", "tables", "capacity", "dist"}
-GIVEN |= {"total_steps", "steps_per_epoch"}
+# how many parameters a run passes itself, and those that it passes by name
+GIVEN_FIRST = {"arch": 1, "arch.loss": 1, "data": 1, "optim.dense": 1, "sync": 0}
+GIVEN_BY_NAME = {
+    "optim.sparse": {"tables", "capacity", "dist"},
+    "optim.schedule": {"total_steps", "steps_per_epoch"},
+}
 
 
 def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
