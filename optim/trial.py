@@ -137,6 +137,7 @@ def _train(config: Any, small: Mapping[str, Tensor]) -> Trained:
 
 
 def _step(optimizer: Any) -> None:
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
     try:
         optimizer.step()
     except Exception as error:
@@ -146,6 +147,11 @@ def _step(optimizer: Any) -> None:
             f"optim.dense: {type(optimizer).__name__} wants a closure ({error}), but a run computes"
             " gradients once a step; use an optimizer that needs no more"
         ) from None
+    if rates != [float(group["lr"]) for group in optimizer.param_groups]:
+        raise ConfigError(
+            f"optim.dense: {type(optimizer).__name__} sets its own lr in step(), but a run sets it"
+            " before each step; let a class of optim.schedule return the factor"
+        )
 
 
 def _fits(whole: Tensor, halves: list[Tensor], is_split: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +149,21 @@ def test_an_optimizer_with_a_closure_is_one_line(monkeypatch: pytest.MonkeyPatch
         tried("lbfgs", False, monkeypatch)
     with pytest.raises(ConfigError, match=r"^optim.dense: LBFGS wants a closure"):  # as plan does
         remembered(CONFIG, {"weight": nn.Parameter(torch.ones(50, 40))})
+
+
+class OwnRate(torch.optim.SGD):
+    """Lowers its rate itself, as with a scheduler that it steps."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.param_groups[0]["lr"] *= 0.9
+
+
+def test_an_optimizer_that_sets_its_rate_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run would set it back before each step."""
+    monkeypatch.setattr("optim.groups.make", lambda entry, key, named: OwnRate(named, lr=0.1))
+    with pytest.raises(ConfigError, match=r"^optim.dense: OwnRate sets its own lr .*schedule"):
+        try_optimizers(CONFIG, {"weight": nn.Parameter(torch.ones(5, 4))}, False)
 
 
 def run(kind: str, directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]:
