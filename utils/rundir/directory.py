@@ -106,7 +106,7 @@ class RunDirectory:
         else:
             moved = folders.make(self.directory, move=resumed is None)
         try:
-            write_whole(self.directory / "config.yaml", config_text)
+            write_whole(self.directory / folders.CONFIG_FILE, folders.MARK + config_text)
             if resumed is not None:
                 keep_rows(self.directory / "metrics.jsonl", resumed, evaluation_due)
             self._metrics = AppendedFile(self.directory / "metrics.jsonl", self._troubles)
@@ -358,6 +358,7 @@ class RunDirectory:
         if self._evaluates:
             return ""
         folders.refuse_inside(self.directory)
+        folders.refuse_foreign(self.directory)
         locked = self._lock.acquire()
         return other_writer(self.directory) or ("" if locked else "which has just begun")
 

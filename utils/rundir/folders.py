@@ -14,9 +14,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from utils.errors import ConfigError, brief, visible
+from utils.files import read_text
 
-# What tells a run directory from a folder that something else (Hydra, a user) has made.
-MARKS = ("config.yaml", "metrics.jsonl", "log.txt", "checkpoints")
+CONFIG_FILE = "config.yaml"
+# the first line of that file, which tells a run's folder from any other
+MARK = "# The resolved configuration of a run of lockstep\n"
 TRIES = 100
 WRITTEN = ("checkpoints", "evaluations")  # folders in a run's folder that it writes into
 
@@ -75,7 +77,7 @@ def make(directory: Path, move: bool) -> str:
     """Creates the directory. Returns the name to which a former run was moved, or an empty text."""
     moved = ""
     try:
-        if move and any((directory / mark).exists() for mark in MARKS):
+        if move and is_run(directory):
             places = (directory.with_name(f"{directory.name}.old-{n}") for n in itertools.count(1))
             aside = next(place for place in places if not place.exists())
             directory.rename(aside)
@@ -87,16 +89,16 @@ def make(directory: Path, move: bool) -> str:
 
 
 def make_another(directory: Path) -> Path:
-    """Creates the directory, or `name-2`, `name-3` … where a run exists. Several processes may do
-    so at once.
+    """Creates the directory, or `name-2`, `name-3` … where that holds files. Several processes may
+    do so at once.
     """
     for number in itertools.count(1):
         chosen = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
         try:
             chosen.mkdir(parents=True, exist_ok=True)
-            if not any((chosen / mark).exists() for mark in MARKS):
+            if not _holds(chosen):
                 # mode x: only one of several processes can create the file
-                open(chosen / MARKS[0], "x").close()
+                open(chosen / CONFIG_FILE, "x").close()
                 break
         except FileExistsError:
             if not chosen.is_dir():
@@ -104,6 +106,29 @@ def make_another(directory: Path) -> Path:
         except OSError as error:
             raise creation_error(chosen, error) from None
     return chosen
+
+
+def is_run(directory: Path) -> bool:
+    """Returns whether a run has begun in this folder."""
+    try:
+        return read_text(directory / CONFIG_FILE).startswith(MARK)
+    except (OSError, ValueError):
+        return False
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Refuses a folder of other files than a run's, which the run would replace."""
+    held = _holds(directory)
+    if held and not is_run(directory):
+        raise ConfigError(
+            f"checkpoint_path={directory}: holds {visible(held)}, and no run has begun there; give"
+            " an empty folder, or that of a run"
+        )
+
+
+def _holds(directory: Path) -> str:
+    """Returns the name of a file in a folder, or an empty text."""
+    return next((entry.name for entry in _entries(directory) if entry.name[0] != "."), "")
 
 
 def refuse_inside(directory: Path) -> None:

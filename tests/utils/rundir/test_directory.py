@@ -12,6 +12,7 @@ import pytest
 from utils import revision
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
+from utils.rundir.folders import MARK
 
 OFF = {"mode": "disabled", "project": "p", "name": "n"}
 
@@ -48,7 +49,7 @@ def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert rows[0]["up"] is None
     assert (rows[0]["n"], rows[0]["train/lr"], rows[1]["train/loss"]) == (3, 0.5, 0.25)
     assert rows[0]["time"] <= rows[1]["time"]
-    assert (run.directory / "config.yaml").read_text() == "seed: 0\n"
+    assert (run.directory / "config.yaml").read_text() == f"{MARK}seed: 0\n"
     assert (run.directory / "log.txt").read_text(encoding="utf-8").endswith("  hello – you\n")
     assert capsys.readouterr().out == "hello – you\n"
     run.log(3, {})
@@ -99,7 +100,7 @@ def test_a_continued_run_keeps_its_whole_rows_up_to_the_checkpoint(tmp_path: Pat
     assert [(row["step"], row["loss"]) for row in written(run)] == [
         (step, 1 / step) for step in range(1, 6)
     ]
-    assert (run / "config.yaml").read_text() == "lr: 2"
+    assert (run / "config.yaml").read_text() == f"{MARK}lr: 2"
     assert (run / "log.txt").read_text().splitlines()[-1].endswith("  continued at step 4")
     assert "los\n" in (run / "log.txt").read_text()  # nothing is glued to it
     assert (run / "checkpoints" / "step_4").is_dir()
@@ -115,8 +116,8 @@ def test_a_continued_run_keeps_its_whole_rows_up_to_the_checkpoint(tmp_path: Pat
     "content", [b"", b'{"state": "running", "pid": Infinity, "heartbeat": [1], "launch": 3}']
 )
 def test_garbage_in_its_files_holds_up_nothing(content: bytes, tmp_path: Path) -> None:
-    files = ("config.yaml", "metrics.jsonl", "log.txt", "status.json")
-    for name in files:
+    (tmp_path / "config.yaml").write_text(MARK)
+    for name in ("metrics.jsonl", "log.txt", "status.json"):
         (tmp_path / name).write_bytes(content)
     opened(tmp_path, resumed=2).close()
     assert written(tmp_path) == []
