@@ -8,7 +8,7 @@ logs, evaluates and saves between them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -84,16 +84,18 @@ def pretrain(cfg: Config) -> float | None:
     """Trains or evaluates one run. Returns the objective metric on every rank, for sweepers."""
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
     signals.defer()  # a request to stop waits for the end of a step, where all ranks save
-    cfg = with_needed_runs(config.publish(cfg, dist), dist, pretrain)
+    cfg = config.publish(cfg, dist)
     hardware.tune(cfg.exact)
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
         # a launcher that starts a failed run again must not begin it afresh, whatever resume= says
         again = started_again(Path(cfg.checkpoint_path))
         start = resume.find(cfg, dist, run.say, again)
+        cfg, needed_runs = with_needed_runs(cfg, start.meta, dist, pretrain)
         # a plan for GPUs that are elsewhere counts with their type
         best = "bfloat16" if cfg.plan_cards else hardware.forward_dtype(dist.device)
         cfg = resume.with_arithmetic(cfg, start, dist, best)
-        trainer = Trainer(cfg, dist, run, is_new=start.folder is None and not cfg.eval_only)
+        is_new = start.folder is None and not cfg.eval_only
+        trainer = Trainer(cfg, dist, run, needed_runs, is_new)
         start = resume.restore(start, trainer.saved, cfg, dist, run.say, trainer.total_steps)
         trainer.try_laws()
         trainer.train_or_evaluate(start)
@@ -111,9 +113,17 @@ class Trainer:
 
     checkpointer: Checkpointer  # decides when checkpoints are written
 
-    def __init__(self, cfg: Config, dist: Dist, run: RunDirectory, is_new: bool) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        dist: Dist,
+        run: RunDirectory,
+        needed_runs: Mapping[str, str],
+        is_new: bool,
+    ) -> None:
         """`is_new`: no checkpoint is restored, so the run begins with this net's weights."""
-        self.cfg, self.dist, self.run, self.is_new = cfg, dist, run, is_new
+        self.cfg, self.dist, self.run = cfg, dist, run
+        self.needed_runs, self.is_new = needed_runs, is_new
         self.owned = dist.owned_shards(cfg.shards)
         with dist.main_first():  # rank 0 may fill a cache, which the others then read
             self.source = source_of(cfg.plain())
@@ -219,7 +229,14 @@ class Trainer:
         device = self.dist.device.type
         config, compiled = self.cfg.plain(), self.cfg.compile is True
         return Origin(
-            config, self.fingerprints, wandb_id, lr, frozen, compile=compiled, device=device
+            config,
+            self.fingerprints,
+            wandb_id,
+            lr,
+            frozen,
+            self.needed_runs,
+            compile=compiled,
+            device=device,
         )
 
     @property

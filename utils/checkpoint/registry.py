@@ -58,6 +58,8 @@ class Origin:
     wandb_id: str | None
     lr: float  # the schedule's rate at the last step
     frozen: FrozenFiles
+    # the arguments of runs that this one needs, by the keys that hold their paths
+    needed_runs: Mapping[str, str] = field(default_factory=dict)
     code: str = field(default_factory=revision.summary)
     threads: int = field(default_factory=torch.get_num_threads)
     torch: str = torch.__version__

@@ -273,7 +273,8 @@ def _weights_to_evaluate(path: Path) -> Start:
     def read(folder: Path) -> Start:
         # not all of it: an evaluation continues neither the run nor its W&B run
         meta = reader.read_meta(folder)
-        return Start(folder, meta={key: meta[key] for key in ("step", "frozen") if key in meta})
+        kept = ("step", "config", "frozen", "needed_runs")
+        return Start(folder, meta={key: meta[key] for key in kept if key in meta})
 
     return Start(path) if reader.is_weights(path) else reader.reading(path, read)
 

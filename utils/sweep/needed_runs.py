@@ -2,7 +2,9 @@
 same ranks make that run first.
 
 Such a run is like any other. The name of its directory follows from its configuration, so it
-resumes where it was interrupted, and later runs find it finished.
+resumes where it was interrupted, and later runs find it finished. Which folder it is, is settled at
+the first start: a checkpoint has the path and the arguments, and a resume or an evaluation of it
+makes no run.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from utils.command import config as configs
 from utils.command.arguments import prepare
 from utils.command.hydra_errors import explain
-from utils.command.keys import fields_of, marked, run_values
+from utils.command.keys import fields_of, leaves, marked, run_values
 from utils.command.marks import A_RUN, SAME_RUN
 from utils.command.root import Config
 from utils.errors import Busy, ConfigError, Stopped, short
@@ -35,40 +37,76 @@ from utils.rundir.status import state_of
 
 PAUSE_S = 2.0
 # keys that a needed run inherits from the run that needs it, unless its arguments have them
+SAME_WEIGHTS = ("data_path", "exact")
 INHERITED = (
-    *("data_path", "device", "backend", "timeout_s", "exact", "num_workers"),
-    *("log", "wandb.mode"),
+    *SAME_WEIGHTS,
+    *("device", "backend", "timeout_s", "num_workers", "log", "wandb.mode"),
 )
 
 
-def with_needed_runs(config: Config, dist: Dist, run: Callable[[Config], Any]) -> Config:
-    """Makes the runs that a configuration needs, and returns it with their paths.
+def with_needed_runs(
+    config: Config, meta: Mapping[str, Any], dist: Dist, run: Callable[[Config], Any]
+) -> tuple[Config, dict[str, str]]:
+    """Makes the runs that a configuration needs. Returns it with their paths, and the arguments of
+    each by its key.
 
-    `run` trains one that is missing. Called on all ranks together.
+    `meta` is that of the checkpoint from which the run starts, if any; `run` trains a run that is
+    missing. Called on all ranks together.
     """
     plain, paths = config.plain(), dict[str, str]()
-    for path, value in marked(plain, fields_of(plain), A_RUN):
-        if not isinstance(value, str) or "=" not in value:
+    needed_runs = dict(meta.get("needed_runs", {}))
+    settled = dict(leaves(meta.get("config", {})))
+    for key, value in marked(plain, fields_of(plain), A_RUN):
+        if not isinstance(value, str):
             continue
         # rank 0 decides, since whether there is such a path may depend on the host
-        if not dist.broadcast_text("yes" if is_arguments(value) else ""):
-            continue
-        with dist.agreed():
-            needed = _resolve(path, value, config)
-        done = _is_finished(needed, dist)
-        if not done and config.plan == "show":
+        named = value if dist.broadcast_text("yes" if is_arguments(value) else "") else ""
+        same = config.eval_only or needed_runs.get(key) == named
+        if named and same and not is_arguments(then := str(settled.get(key, "="))):
+            value = paths[key] = then
+        elif named and config.eval_only:
             raise ConfigError(
-                f"plan=show: {path} is a run that is not made yet; python pretrain.py {value}"
+                f"{key}={short(named)}: an evaluation makes no run; give the folder of one"
             )
-        if not done and not _make(needed, run):
-            _wait(path, needed, dist, run)
-        paths[path] = os.path.abspath(needed.checkpoint_path)
-    return config.with_values(paths)
+        elif named:
+            paths[key] = _found_or_made(key, named, config, dist, run)
+            needed_runs[key] = named
+            continue
+        if key in needed_runs:
+            with dist.agreed():
+                if dist.is_main and not os.path.exists(value):
+                    raise _gone(key, value, needed_runs[key], config)
+    return config.with_values(paths), needed_runs
 
 
 def is_arguments(value: str) -> bool:
     """Returns whether a value holds the arguments of a run, and not a path, even a mistyped one."""
     return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
+
+
+def _gone(key: str, path: str, arguments: str, config: Config) -> ConfigError:
+    """Returns the error for a run that was made before; its arguments may be a stranger's."""
+    words = [*shlex.split(arguments), *_inherited(config, SAME_WEIGHTS), f"checkpoint_path={path}"]
+    return ConfigError(
+        f"{key}={path}: the run that was there is gone; python pretrain.py {shlex.join(words)}"
+        " makes it again"
+    )
+
+
+def _found_or_made(
+    key: str, value: str, config: Config, dist: Dist, run: Callable[[Config], Any]
+) -> str:
+    """Returns the path of the run that these arguments describe, which is made if it is missing."""
+    with dist.agreed():
+        needed = _resolve(key, value, config)
+    done = _is_finished(needed, dist)
+    if not done and config.plan == "show":
+        raise ConfigError(
+            f"plan=show: {key} is a run that is not made yet; python pretrain.py {value}"
+        )
+    if not done and not _make(needed, run):
+        _wait(key, needed, dist, run)
+    return os.path.abspath(needed.checkpoint_path)
 
 
 def _resolve(path: str, value: str, config: Config) -> Config:
@@ -77,19 +115,28 @@ def _resolve(path: str, value: str, config: Config) -> Config:
         arguments = shlex.split(value)
     except ValueError as error:
         raise ConfigError(f"{path}={short(value)}: {error}") from None
-    keys = {word.partition("=")[0] for word in arguments}
+    keys = {word.lstrip("+~").partition("=")[0] for word in arguments}
+    if of_hydra := [key for key in keys if key.partition(".")[0] == "hydra"]:
+        raise ConfigError(f"{path}={short(value)}: {of_hydra[0]} is no key of a run; remove it")
     # its name follows from its configuration
-    inherited = [] if "run_name" in keys else ["run_name=null"]
-    for key in INHERITED:
-        if key not in keys and (here := attrgetter(key)(config)) is not None:
-            text = str(here).lower() if isinstance(here, bool) else here
-            inherited.append(f"{key}={text}")
+    inherited = ["run_name=null"] * ("run_name" not in keys)
+    inherited += _inherited(config, [key for key in INHERITED if key not in keys])
     try:
         raw = compose("pretrain", prepare([*inherited, *arguments]), return_hydra_config=True)
         return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         line = str(error) if isinstance(error, ConfigError) else explain(error)
         raise ConfigError(f"{path}={short(value)}: {line}") from None
+
+
+def _inherited(config: Config, keys: Iterable[str]) -> list[str]:
+    """Returns these keys of the run at hand as arguments."""
+    values = {key: attrgetter(key)(config) for key in keys}
+    return [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in values.items()
+        if value is not None
+    ]
 
 
 def _is_finished(needed: Config, dist: Dist) -> bool:

@@ -33,6 +33,7 @@ META = {
     "wandb_id": None,
     "lr": 0.1,
     "frozen": {},
+    "needed_runs": {},
     "evaluation_due": False,
     "results": {},
     "best": None,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 from hydra import initialize_config_dir
@@ -12,11 +15,14 @@ from omegaconf import OmegaConf
 from tests.runs import config_of
 from utils.command import keys
 from utils.command.root import Config
+from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.sweep import needed_runs
 
 
-def first(config: Config, made: list[Config]) -> Config:
+def first(
+    config: Config, made: list[Config], meta: Mapping[str, Any] = MappingProxyType({})
+) -> Config:
     """Makes the needed runs with a stand-in for training."""
 
     def run(cfg: Config) -> None:
@@ -30,7 +36,7 @@ def first(config: Config, made: list[Config]) -> Config:
         )
 
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
-        return needed_runs.with_needed_runs(config, Dist(), run)
+        return needed_runs.with_needed_runs(config, meta, Dist(), run)[0]
 
 
 def test_it_is_made_once_for_what_it_is(tmp_path: Path) -> None:
@@ -64,3 +70,35 @@ def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
     assert (target.seed, target.timeout_s, target.wandb.mode) == (5, 77, "offline")
     assert target.run_name.startswith("tms-"), "it has a name of its own"
     assert config.arch["target"] == str(tmp_path / target.checkpoint_path)
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_resume_and_an_evaluation_make_none(evaluates: bool, tmp_path: Path) -> None:
+    """Which run it is, a checkpoint says, which may be a stranger's."""
+    arguments, folder = f"experiment=tms_target checkpoint_path={tmp_path}/x", tmp_path / "target"
+    folder.mkdir()
+    config = config_of(
+        *("experiment=tms_5_2", f"arch.target='{arguments}'"),
+        *(["eval_only=true", "checkpoint=x"] if evaluates else []),
+    )
+    meta = {
+        "config": {"arch": {"target": str(folder)}},
+        "needed_runs": {"arch.target": arguments},
+    }
+    made: list[Config] = []
+    assert first(config, made, meta).arch["target"] == str(folder)
+    folder.rmdir()
+    again = f"pretrain.py {arguments} exact=false checkpoint_path={folder} makes it again"
+    with pytest.raises(ConfigError, match=f"^arch.target={folder}: .* gone; .*{again}$"):
+        first(config, made, meta)
+    if evaluates:
+        forged = {"config": {"arch": {"target": arguments}}}
+        with pytest.raises(ConfigError, match=r"^arch.target=.* an evaluation makes no run"):
+            first(config, made, forged)
+    assert not made
+
+
+def test_its_arguments_are_keys_of_a_run(tmp_path: Path) -> None:
+    target = f"experiment=tms_target hydra.searchpath=[file://{tmp_path}]"
+    with pytest.raises(ConfigError, match=r"^arch.target=.*: hydra.searchpath is no key of a run"):
+        first(config_of("experiment=tms_5_2", f"arch.target='{target}'"), [])
