@@ -17,7 +17,7 @@ from utils.transfer import batch_to_device
 def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
     cfg = config_of(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
-    trainer = pretrain.Trainer(cfg, dist, run, is_new=not cfg.eval_only)
+    trainer = pretrain.Trainer(cfg, dist, run, {}, is_new=not cfg.eval_only)
     trainer.checkpointer = SimpleNamespace(requests=lambda: [0.0])  # type: ignore[assignment]
     trainer.objective.train()
     return trainer
