@@ -6,6 +6,7 @@ list nobody can.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from string import ascii_letters
 from typing import Annotated
 
@@ -13,7 +14,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from contract import IGNORE, Arrays, Examples, RunSettings, Spec
-from data.latent.passages import PassageSpec, ReaderKeys, open_readers, read_all
+from data.latent.passages import PassageSpec, ReaderKeys, WithOthers, open_readers, read_all
 from data.latent.readers import Passage, encode
 from data.order import DrawnSource
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
@@ -75,14 +76,14 @@ class FactSource(DrawnSource):
             readers=tuple(reader.spec for reader in self._readers),
         )
         drawn = self.draw(keys.held_out, generator(0, "held-out facts"))
-        self._eval_sets = {"val": Examples(drawn)}
+        self._eval_sets = {"val": WithOthers(Examples(drawn))}
 
     def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
         lists = draw_lists(self._keys.facts, self._keys.asked, rows, rng)
         passages = np.array(Bytes().encode([passage for passage, _ in lists]))
         return read_all(passages, lists, self._readers)
 
-    def eval_sets(self) -> dict[str, Examples]:
+    def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets
 
 
@@ -148,5 +149,5 @@ class FactText(DrawnSource):
             labels[row, len(passage) : end] = wanted[: end - len(passage)]
         return {"inputs": tokens[:, :-1], "labels": labels[:, 1:]}
 
-    def eval_sets(self) -> dict[str, Examples]:
+    def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets

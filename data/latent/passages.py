@@ -49,6 +49,25 @@ def read_all(passage: np.ndarray, texts: Sequence[Passage], readers: Sequence[Re
     return batch
 
 
+class WithOthers(Examples):
+    """Held-out passages, each with another one as a control: half the set away, since neighbours
+    overlap.
+    """
+
+    def __init__(self, passages: Examples) -> None:
+        self.passages = passages
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    def read(self, indices: np.ndarray) -> Arrays:
+        others = self.passages.read((indices + len(self) // 2) % len(self))
+        read_by_encoder = [name for name in ("passage", "passage_0") if name in others]
+        return self.passages.read(indices) | {
+            f"other_{name}": others[name] for name in read_by_encoder
+        }
+
+
 class PassageKeys(ReaderKeys):
     """The keys of data=passages."""
 
@@ -136,4 +155,4 @@ class PassageSource(EpochSource):
             name=run.data_path or "Python's standard library",
             readers=tuple(reader.spec for reader in readers),
         )
-        super().__init__(run, spec, train, val=held_out)
+        super().__init__(run, spec, train, val=WithOthers(held_out))

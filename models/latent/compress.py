@@ -38,11 +38,10 @@ MEASURED = ("latents", "last", "none", "whole")  # whose losses are logged
 class Compress(Objective):
     """Sums the cross entropy of texts after passages that every reader sees as latents alone.
 
-    `share` is the part of the passage's worth that latents keep: 0 where they are worth no more
-    than no passage, 1 where they are worth as much as the whole.
+    The readers are frozen, so the checkpoint of the lowest loss keeps most of the passages' worth.
     """
 
-    headline = Metric("share")
+    headline = Metric("loss", lower_is_better=True)
     costs = frozenset({"loss", "loss_last", "loss_none", "loss_whole"})
     model: Prefix
 
@@ -128,28 +127,22 @@ class Compress(Objective):
 
     def predict(self, batch: Batch) -> Prediction:
         """Scores texts after latents, and after all that could stand in their place."""
-        z_BMW = self.model(batch)
+        others = {name: batch[f"other_{name}"] for name in ("passage", "passage_0")}
+        z_BMW, other_BMW = self.model(batch), self.model(others)
         sums: dict[str, Tensor] = {}
-        metrics: dict[str, tuple[Tensor, Tensor]] = {}
         rows, count, right = [], z_BMW.new_zeros((), dtype=torch.int64), z_BMW.new_zeros(())
         for number in range(len(self.model.readers)):
-            found = scores_after(self.model, number, batch, z_BMW)
+            found = scores_after(self.model, number, batch, z_BMW, other_BMW)
             scores_BN2 = torch.stack([found[way] for way in WAYS], 1).to(z_BMW.device)
             of_way = dict(zip(WAYS, scores_BN2[..., 0].sum(0), strict=True))
-            metrics[f"share_{number}"] = _share(of_way)
             sums = {way: sums.get(way, 0.0) + summed for way, summed in of_way.items()}
             predicted_B = (batch[f"labels_{number}"] != IGNORE).sum(1)
             count, right = count + predicted_B.sum(), right + scores_BN2[:, 0, 1].sum()
             rows.append(torch.cat((scores_BN2.flatten(1), predicted_B[:, None]), 1))
-        metrics |= {"share": _share(sums), "accuracy": (right, count)}
-        metrics |= {
+        metrics = {"accuracy": (right, count)} | {
             "loss" if way == "latents" else f"loss_{way}": (sums[way], count) for way in MEASURED
         }
         return Prediction(metrics, {"scores": torch.stack(rows, 1)})
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         return [Shares(self.model)]
-
-
-def _share(nats_of: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    return nats_of["none"] - nats_of["latents"], nats_of["none"] - nats_of["whole"]

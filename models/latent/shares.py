@@ -4,7 +4,7 @@ it keeps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,45 +22,66 @@ from utils.measure.scene import scene
 class Shares:
     """Reports, for each reader, the share of every way, and how far latents are from it with the
     95 % interval of the paired difference.
-    """
 
-    scalars: Sequence[str] = ()
+    `share` is the part of the passage's worth that latents keep: 0 where they are worth no more
+    than no passage, 1 where they are worth as much as the whole. A reader to which the whole
+    passage is not surely worth anything has none.
+    """
 
     def __init__(self, model: Prefix) -> None:
         self._model = model
         self._scores: list[Tensor] = []
+        self._indices: list[Tensor] = []
+        self.scalars = ["share", *(f"share_{number}" for number in range(len(model.readers)))]
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         self._scores.append(prediction.outputs["scores"][: len(indices)].cpu())
+        self._indices.append(torch.from_numpy(indices.copy()))
 
     def rows(self) -> dict[str, Tensor]:
-        return {"scores": torch.cat(self._scores)} if self._scores else {}
+        if not self._scores:
+            return {}
+        return {"scores": torch.cat(self._scores), "index": torch.cat(self._indices)}
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
         table: list[list[Any]] = []
-        for number, scores in enumerate(rows["scores"].unbind(1)):
+        metrics: dict[str, float] = {}
+        gained = whole = 0.0  # of all readers that have a share
+        worthless = ""
+        every = rows["scores"][rows["index"].argsort()]
+        for number, scores in enumerate(every.unbind(1)):
             # of each passage and way, nats and tokens that are right; of each passage, all tokens
             scores_PN2, predicted = scores[:, :-1].unflatten(1, (-1, 2)), scores[:, -1].sum()
             of_way = dict(zip(WAYS, scores_PN2[..., 0].unbind(1), strict=True))
             rights = (scores_PN2[..., 1].sum(0) / predicted).tolist()
-            worth = (of_way["none"] - of_way["whole"]).mean()
+            worth, spread = _mean(of_way["none"] - of_way["whole"])
+            if has_share := worth > spread:
+                gain = float((of_way["none"] - of_way["latents"]).mean())
+                metrics[f"share_{number}"] = gain / worth
+                gained, whole = gained + gain, whole + worth
+                metrics["share"] = gained / whole
+            else:
+                worthless += (
+                    f" No shares for reader {number}: the whole passage is worth"
+                    f" {worth:.2f} ± {spread:.2f} nats to it."
+                )
             for (way, what), right in zip(WAYS.items(), rights, strict=True):
-                share = float((of_way["none"] - of_way[way]).mean() / worth)
-                apart_P = (of_way[way] - of_way["latents"]) / worth
-                spread = float(Z * apart_P.std() / len(apart_P) ** 0.5)
-                nats = float(of_way[way].mean())
-                table.append([number, what, right, nats, share, float(apart_P.mean()), spread])
+                shares: list[float | None] = [None, None, None]
+                if has_share:
+                    kept, _ = _mean((of_way["none"] - of_way[way]) / worth)
+                    shares = [kept, *_mean((of_way[way] - of_way["latents"]) / worth)]
+                table.append([number, what, right, float(of_way[way].mean()), *shares])
         keys = self._model.keys
         sizes = [
             f"{bytes_sent(keys.latents, keys.wire, way)} bytes as {way}"
             for way in ("int8", "float16")
         ]
         about = (
-            f"{len(rows['scores'])} held-out passages. {keys.latents} latents of {keys.wire}"
-            f" numbers take {' or '.join(sizes)}. The last columns say by how much latents keep"
-            " more, with the 95 % interval of it."
+            f"{len(every)} held-out passages. {keys.latents} latents of {keys.wire} numbers take"
+            f" {' or '.join(sizes)}. The last columns say by how much latents keep more, with the"
+            f" 95 % interval of it.{worthless}"
         )
         columns = [
             "reader",
@@ -73,8 +94,16 @@ class Shares:
         ]
         data = {"columns": columns, "rows": table, "percent": [2, 4, 5, 6]}
         text = [f"{'reader, in place of the passage':56} right     nats  share  latents better by"]
-        for number, what, right, nats, share, better, spread in table:
-            kept = f"{right:5.1%} {nats:8.2f} {share:6.1%}  {better:6.1%} ± {spread:.1%}"
-            text.append(f"{number} {what:54} {kept}")
+        for number, what, right, nats, *shares in table:
+            share, better, within = ("–" if each is None else f"{each:.1%}" for each in shares)
+            text.append(
+                f"{number} {what:54} {right:5.1%} {nats:8.2f} {share:>6}  {better:>6} ± {within}"
+            )
+        text += [worthless.strip()] if worthless else []
         files = scene("shares", "table", "Worth of a passage", about, **data)
-        return Report(files=files, text="\n".join(text))
+        return Report(metrics, files, "\n".join(text))
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    """Returns the mean, and how far its 95 % interval reaches to each side."""
+    return float(values.mean()), float(Z * values.std() / len(values) ** 0.5)

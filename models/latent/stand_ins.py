@@ -35,14 +35,16 @@ WAYS = {
 }
 
 
-def scores_after(model: Prefix, number: int, batch: Batch, z_BMW: Tensor) -> dict[str, Tensor]:
+def scores_after(
+    model: Prefix, number: int, batch: Batch, z_BMW: Tensor, other_BMW: Tensor
+) -> dict[str, Tensor]:
     """Returns for each way the nats of each text after it, and the tokens that are right [B, 2]."""
     where = model.device_of(number)
     passage_BL, text_BT, labels_BT = (
         batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
     )
     found: dict[str, Tensor] = {}
-    for name, latents_BMW in (("latents", z_BMW), ("other", z_BMW.roll(1, 0))):
+    for name, latents_BMW in (("latents", z_BMW), ("other", other_BMW)):
         prefix, added = model.prefix(number, latents_BMW)
         logits = model.logits(number, prefix, text_BT, added)
         found[name] = scores(logits, labels_BT)

@@ -45,7 +45,7 @@ def test_every_reader_gets_the_same_text_in_its_own_tokens(readers: str) -> None
 
 
 def test_each_held_out_text_is_predicted_once(readers: str) -> None:
-    held_out = make([], val_passages=50).eval_sets()["val"]
+    held_out = make([], val_passages=50).eval_sets()["val"].passages
     assert len(held_out) == 50
     windows = held_out.tokens(np.arange(50))
     whole = np.concatenate([windows[0, :10], windows[:, 10:].reshape(-1)])

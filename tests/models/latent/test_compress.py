@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from contract import IGNORE, Batch, Context, Noise
+from contract import IGNORE, Batch, Context, Noise, Prediction
 from models.latent.compress import Compress
 from models.latent.encoder import as_sent, bytes_sent
 from models.latent.prefix import causal
+from models.latent.shares import Shares
 from models.latent.stand_ins import WAYS, scores_after
 from models.layers import Past
 from tests.making import make_objective, make_source
@@ -116,7 +119,7 @@ def test_every_way_is_what_the_reader_says_of_it(
     places = LATENTS
     for number in range(2):
         net = model.net(number)
-        found = scores_after(model, number, batch, z)
+        found = scores_after(model, number, batch, z, z.roll(1, 0))
         assert found.keys() == WAYS.keys()
         for row in range(ROWS):
             labels = batch[f"labels_{number}"][row].long()
@@ -166,10 +169,10 @@ def kept_last(net: Any, before: Tensor, passage: Tensor, text: Tensor, places: i
 def test_all_keys_kept_are_the_whole_passage(begin: int | None, make: Any, batch: Batch) -> None:
     """SnapKV that keeps as many keys as there are is no selection at all."""
     model = make(latents=PASSAGE, begin=begin).model
-    found = scores_after(model, 0, batch, model(batch))
+    found = scores_after(model, 0, batch, model(batch), model(batch))
     assert_close(found["kv_seen"], found["whole"])
     fewer = make().model
-    kept = scores_after(fewer, 0, batch, fewer(batch))["kv_seen"]
+    kept = scores_after(fewer, 0, batch, fewer(batch), fewer(batch))["kv_seen"]
     assert not torch.allclose(kept, found["whole"])
 
 
@@ -234,3 +237,43 @@ def test_a_past_is_seen_where_a_mask_says_so(make: Any, batch: Batch) -> None:
 def test_impossible_keys_are_refused(keys: dict[str, Any], message: str, make: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         make(**keys)
+
+
+def test_the_control_is_another_passage_in_batches_of_any_size(make: Any, source: Any) -> None:
+    objective, held_out = make(), source.eval_sets()["val"]
+    indices, half = np.arange(4), len(held_out) // 2
+
+    def scored(rows: np.ndarray) -> Tensor:
+        batch = {name: torch.from_numpy(array) for name, array in held_out.read(rows).items()}
+        return objective.predict(batch_to_device(batch, CPU)).outputs["scores"]
+
+    together = scored(indices)
+    assert_close(together, torch.cat([scored(row) for row in np.split(indices, 4)]))
+    control, own = together[:, 0, 2], together[:, 0, 0]
+    assert not torch.isclose(control, own).any(), "nats"
+    rows = held_out.passages.read(indices), held_out.passages.read(indices + half)
+    mixed = {name: torch.from_numpy(rows["passage" in name][name]) for name in rows[0]}
+    z, batch = objective.model(mixed), {n: torch.from_numpy(r) for n, r in rows[0].items()}
+    assert_close(control, scores_after(objective.model, 0, batch, z, z)["latents"][:, 0])
+
+
+def test_a_passage_that_is_worth_nothing_has_no_share(make: Any) -> None:
+    """Of two readers, the second reads no better after the whole passage than after nothing."""
+    shares, passages = Shares(make().model), 50
+    scores = torch.full((passages, 2, len(WAYS), 2), 10.0, dtype=torch.float64)
+    ways = {way: number for number, way in enumerate(WAYS)}
+    luck = torch.linspace(-1, 1, passages)
+    scores[:, 0, ways["whole"], 0] -= 4 + luck
+    scores[:, 0, ways["latents"], 0] -= 3
+    scores[:, 1, ways["whole"], 0] -= 0.01 + luck
+    scores[:, 1, ways["latents"], 0] -= 3
+    rows = torch.cat((scores.flatten(2), scores.new_full((passages, 2, 1), 5.0)), 2)
+    order = torch.randperm(passages).numpy()
+    shares.add(order, {}, Prediction({}, {"scores": rows[order]}))
+    report = shares.report(shares.rows())
+    assert report.metrics == {"share": pytest.approx(0.75), "share_0": pytest.approx(0.75)}
+    assert report.text.endswith(
+        "No shares for reader 1: the whole passage is worth 0.01 ± 0.16 nats to it."
+    )
+    (table,) = (json.loads(content)["rows"] for content in report.files.values())
+    assert [row[4:] for row in table if row[0] == 1] == [[None] * 3] * len(WAYS)
