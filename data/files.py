@@ -1,5 +1,5 @@
-"""Reads files that may be damaged: arrays from `.npy`, and descriptions from JSON; loads datasets
-from the hub; and hashes a dataset, so that a run knows its data again.
+"""Reads arrays from `.npy` files that may be damaged, loads datasets from the hub, and hashes a
+dataset, so that a run knows its data again.
 """
 
 from __future__ import annotations
@@ -8,16 +8,13 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
-from utils.errors import ConfigError, brief, short
-from utils.files import open_plain, read_bytes
+from utils.errors import ConfigError, brief
+from utils.files import open_plain
 
-T = TypeVar("T")
-LARGEST_JSON = 1 << 30
 HASHED = 2 << 30  # bytes of a dataset that are hashed whole, in one or two seconds
 SAMPLED, BLOCK = 1 << 10, 1 << 14  # of a larger one, about so many blocks of so many bytes
 
@@ -76,21 +73,3 @@ def load_from_hub(where: str, remedy: str, name: str, split: str, **options: Any
         return load_dataset(name, split=split, **options)
     except Exception as error:  # whatever the hub's client raises, the user's way out is the same
         raise ConfigError(f"{where} cannot be loaded ({brief(error)}); {remedy}") from None
-
-
-def read_json(path: Path, kind: TypeAdapter[T]) -> T:
-    """Reads a JSON file of a kind. Raises ValueError for the first value that is wrong, OSError if
-    it cannot be read.
-    """
-    return parse_json(read_bytes(path, LARGEST_JSON), kind)
-
-
-def parse_json(text: bytes | str, kind: TypeAdapter[T]) -> T:
-    """Parses JSON of a kind. Raises ValueError for the first value that is wrong."""
-    try:
-        return kind.validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        value = "" if first["type"] == "missing" else f"={short(first['input'])}"
-        raise ValueError(f"{place}{value}: {first['msg']}" if place else first["msg"]) from None

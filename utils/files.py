@@ -1,23 +1,34 @@
 """Writes files that a crash leaves whole, and reads files that anybody may have written.
 
-Only plain files are opened: a pipe or a device would hang a run.
+Only plain files are opened: a pipe or a device would hang a run. What JSON and YAML say is bounded
+in size and depth, and checked by pydantic, so that a stranger's file is read or is a line of error.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
-import json
 import os
 import socket
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from utils.errors import ConfigError, brief, short
+
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent  # of this repository
 TEXT_LIMIT = 1 << 24  # bytes; what a run writes is far shorter
+JSON_LIMIT = 1 << 30  # bytes; names of puzzles take as much
+DEEPEST = 50  # lists and mappings within each other; JSON's parser has a limit of its own
+OBJECT = TypeAdapter(dict[str, Any])
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
 
 
 def open_plain(path: Path) -> io.FileIO:
@@ -63,10 +74,52 @@ def safe_name(text: str) -> str:
     return quoted if quoted.strip(".") else f"%{quoted}"
 
 
+def parse_json(text: bytes | str, kind: TypeAdapter[T]) -> T:
+    """Parses JSON of a kind. Raises ValueError for the first value that is wrong."""
+    if isinstance(text, bytes):
+        text = text.removeprefix(codecs.BOM_UTF8)
+    try:
+        return kind.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        value = "" if first["type"] == "missing" else f"={short(first['input'])}"
+        raise ValueError(f"{place}{value}: {first['msg']}" if place else first["msg"]) from None
+
+
+def read_json(
+    path: Path, kind: TypeAdapter[T], remedy: str = "", where: str = "", limit: int = JSON_LIMIT
+) -> T:
+    """Reads a JSON file of a kind. Raises ConfigError with the file (or `where`), what is wrong
+    with it, and the remedy.
+    """
+    try:
+        return parse_json(read_bytes(path, limit), kind)
+    except (OSError, ValueError) as error:
+        raise ConfigError(brief(error), value=where or path, remedy=remedy) from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads a mapping from a YAML file; raises ConfigError. Aliases are refused: with them, a few
+    lines can stand for gigabytes, or for what holds itself.
+    """
+    try:
+        text, depth = read_text(path), 0
+        for event in yaml.parse(text, LOADER):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError("has an alias; write it out")
+            if depth > DEEPEST:
+                raise ValueError("is nested too deeply")
+        return OBJECT.validate_python(yaml.load(text, LOADER))
+    except Exception as error:  # PyYAML raises what its conversions raise
+        raise ConfigError(brief(error), value=path) from None
+
+
 def read_row(path: Path) -> dict[str, Any]:
     """Reads the JSON object in a file; empty if there is none."""
     try:
-        row = json.loads(read_text(path))
-    except (OSError, ValueError):
+        return read_json(path, OBJECT)
+    except ConfigError:
         return {}
-    return row if isinstance(row, dict) else {}

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from data.recursive.puzzle_files import PuzzleSplit
-from utils.errors import ConfigError
+from utils.errors import ConfigError, brief
 
 IDENTIFIERS, TEST_PUZZLES = "identifiers.json", "test_puzzles.json"
 
@@ -80,6 +80,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
         aside.mkdir(parents=True)
         yield aside
         aside.rename(folder)
+    except MemoryError as error:  # NumPy's says how much was asked for
+        raise ConfigError(
+            f"too much for this machine ({brief(error)}); ask for fewer puzzles or images"
+        ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -33,6 +33,7 @@ from data.recursive.grids import (
 )
 from data.recursive.puzzle_files import Metadata, PuzzleSet, PuzzleSplit
 from utils.errors import ConfigError, brief, exit_status
+from utils.files import read_bytes
 
 SPLITS = ("train", "test", "validation")
 SIDES: tuple[Literal["input", "output"], ...] = ("input", "output")
@@ -43,11 +44,9 @@ Puzzles = dict[str, list[Example]]  # the pairs of each, by name, or by file and
 
 def read(path: Path) -> Lines:
     """Reads a file of examples."""
-    with path.open("rb") as file:
-        lines = {f"{path}: line {number}": line for number, line in enumerate(file, 1)}
-    examples = {
-        where: parsed(where, line, EXAMPLE) for where, line in lines.items() if line.strip()
-    }
+    lines = enumerate(read_bytes(path).splitlines(), 1)
+    named = {f"{path}: line {number}": line for number, line in lines if line.strip()}
+    examples = {where: parsed(where, line, EXAMPLE) for where, line in named.items()}
     if not examples:
         raise ConfigError(f"{path}: holds no examples; write one a line")
     return examples
@@ -124,10 +123,9 @@ def build(options: argparse.Namespace) -> str:
         # every image of a named puzzle is a puzzle with an id of its own
         turns, num_aug = len(SYMMETRIES) if options.augment else 1, options.num_aug
         copies = turns * (1 + num_aug)
-        names, ids = [BLANK], {} if named else {BLANK: 0}
-        for name in puzzles["train"] if named else ():
-            ids[name] = len(names)
-            names += [name, *(f"{name}|||{image}" for image in range(1, copies))]
+        ids = {BLANK: 0}
+        if named:
+            ids = {name: 1 + copies * number for number, name in enumerate(puzzles["train"])}
 
         examples = [example for part in lines.values() for example in part.values()]
         grids = [pair[side] for pair in examples for side in SIDES]
@@ -141,7 +139,7 @@ def build(options: argparse.Namespace) -> str:
             blank_identifier_id=0,
             vocab_size=FIRST + symbols,
             seq_len=task.rows * task.columns,
-            num_puzzle_identifiers=len(names),
+            num_puzzle_identifiers=1 + copies * len(ids) if named else 1,
             sets=("all",),
         )
 
@@ -153,7 +151,12 @@ def build(options: argparse.Namespace) -> str:
             ]
             splits[split] = make_split(split, metadata, part, ids, rows)
             turns, num_aug = 1, 0  # only training puzzles have images, and come first
-        write_puzzles(folder, splits, names)
+        names = [
+            f"{name}|||{image}" if image else name
+            for name in (ids if named else ())
+            for image in range(copies)
+        ]
+        write_puzzles(folder, splits, [BLANK, *names])
         (folder / GRIDS).write_text(json.dumps(asdict(task)))
     kept = {split: {*map(str, part.values())} for split, part in lines.items()}
     examples_of = {split: len(made.sets["all"].inputs) for split, made in splits.items()}

@@ -15,6 +15,7 @@ from data.build.common import Parser, whole
 from data.files import load_from_hub
 from data.recursive.puzzle_files import PuzzleSplit
 from utils.errors import ConfigError, brief
+from utils.files import open_plain
 
 SPLITS = ("train", "test")
 GENERATED = 1000  # puzzles of each split
@@ -82,11 +83,16 @@ def read_csv(path: Path) -> Iterator[Row]:
         )
     # utf-8-sig: with a byte order mark or without; bytes that are no text fail as cells later, with
     # their line
+    open_plain(path).close()
     with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.DictReader(file)
-        for row in reader:
-            question, answer, rating = (row.get(name) or "" for name in COLUMNS)
-            yield reader.line_num, question, answer, rating
+        try:
+            for row in reader:
+                question, answer, rating = (row.get(name) or "" for name in COLUMNS)
+                yield reader.line_num, question, answer, rating
+        except csv.Error as error:
+            where = f"{path}: line {reader.line_num + 1}"
+            raise ConfigError(f"{where}: {error}; correct or remove it") from None
 
 
 def read_hub(name: str, split: str) -> Iterator[Row]:

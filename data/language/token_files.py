@@ -20,10 +20,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from data.files import content_hash, open_array, read_json
+from data.files import content_hash, open_array
 from data.tokenizer import LARGEST_VOCABULARY, Tokenizer, open_tokenizer
 from utils.errors import ConfigError, brief
-from utils.files import open_plain
+from utils.files import open_plain, read_json
 
 MAGIC, HEADER = 20240520, 1024
 SPLITS = ("train", "val")
@@ -211,13 +211,10 @@ DESCRIPTION = TypeAdapter(_Description)
 def _describe(key: str, path: Path) -> _Description:
     if not os.path.lexists(path):
         return _Description()
-    try:
-        described = read_json(path, DESCRIPTION)
-        count, size = len(described.token_bytes), described.vocab_size
-        if count and count != size:
-            raise ValueError(f"has token_bytes of {count} ids, but vocab_size={size}")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{key}: dataset.json {brief(error)}; correct it, or build the dataset again"
-        ) from None
+    where, remedy = f"{key}: dataset.json", "correct it, or build the dataset again"
+    described = read_json(path, DESCRIPTION, remedy, where)
+    count, size = len(described.token_bytes), described.vocab_size
+    if count and count != size:
+        what = f"has token_bytes of {count} ids, but vocab_size={size}"
+        raise ConfigError(what, value=where, remedy=remedy)
     return described

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from data.source import source_of
 from data.tokenizer import FromFile, Tokenizer
 from utils.checkpoint import reader
 from utils.errors import ConfigError, brief
-from utils.files import read_text
+from utils.files import OBJECT, read_bytes, read_json
 
 MOST = 99  # percent of texts that fit
 
@@ -102,8 +101,8 @@ def encode(
 
 def _published(key: str, folder: Path) -> tuple[bytes, int, int]:
     try:
-        config = json.loads(read_text(folder / "config.json"))
-        content = (folder / "tokenizer.json").read_bytes()
+        config = read_json(folder / "config.json", OBJECT)
+        content = read_bytes(folder / "tokenizer.json")
         return content, int(config["vocab_size"]), int(config["max_position_embeddings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

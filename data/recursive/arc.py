@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter
 
-from data.files import read_json
 from utils.errors import ConfigError, brief
+from utils.files import read_json
 
 # N grids, T symmetries
 
@@ -133,17 +133,8 @@ class Augmentations:
 def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations:
     """Reads the augmentations of these ids from the names that either published builder writes."""
     where = f"{key}: {IDENTIFIERS}"
-    try:
-        name_of = read_json(folder / IDENTIFIERS, NAMES_BY_ID)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{where} is missing, and with it what was done to each puzzle; build it with python -m"
-            " data.build.arc"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{where} cannot be read ({brief(error)}); build the dataset again"
-        ) from None
+    remedy = "build the dataset again with python -m data.build.arc"
+    name_of = read_json(folder / IDENTIFIERS, NAMES_BY_ID, remedy, where)
     if len(name_of) <= ids.max(initial=0):
         raise ConfigError(f"{where} names no puzzle {ids.max(initial=0)}; build the dataset again")
     names = [name_of[number] for number in ids]

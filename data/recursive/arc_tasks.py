@@ -7,19 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from data.files import read_json
 from data.recursive.arc import COLOURS, SIDE
 from utils.errors import ConfigError, brief
+from utils.files import read_json
 
 CHALLENGES, SOLUTIONS = "_challenges.json", "_solutions.json"
+CORRECT = "correct or remove it"
 
-T = TypeVar("T")
 Pair = tuple[np.ndarray, np.ndarray]  # grids of colours: what is given, and the answer
 
 
@@ -142,7 +142,7 @@ def _tasks(named: str, path: str) -> Iterator[tuple[str, str, list[Pair], list[P
             raise ConfigError(
                 f"{named}: holds {file.name}; give {str(file).removesuffix(CHALLENGES)} instead"
             )
-        task = _read(file, TASK)
+        task = read_json(file, TASK, CORRECT)
         yield file.stem, str(file), _pairs(task["train"]), _pairs(task["test"])
 
 
@@ -151,7 +151,8 @@ def _kaggle_tasks(file: Path) -> Iterator[tuple[str, str, list[Pair], list[Pair]
     beside = Path(str(file).removesuffix(CHALLENGES) + SOLUTIONS)
     if not os.path.isfile(beside):
         raise ConfigError(f"{file}: lacks its answers; lay {beside.name} beside it")
-    challenges, solutions = _read(file, KAGGLE[0]), _read(beside, KAGGLE[1])
+    challenges = read_json(file, KAGGLE[0], CORRECT)
+    solutions = read_json(beside, KAGGLE[1], CORRECT)
     for name, task in sorted(challenges.items()):
         asked, answers = task["test"], solutions.get(name, [])
         if len(answers) != len(asked):
@@ -164,13 +165,6 @@ def _kaggle_tasks(file: Path) -> Iterator[tuple[str, str, list[Pair], list[Pair]
             for pair, answer in zip(asked, answers, strict=True)
         ]
         yield name, f"{file}: task {brief(name)}", _pairs(task["train"]), _pairs(pairs)
-
-
-def _read(file: Path, kind: TypeAdapter[T]) -> T:
-    try:
-        return read_json(file, kind)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {brief(error)}; correct or remove it") from None
 
 
 def _pairs(pairs: Sequence[_Pair]) -> list[Pair]:

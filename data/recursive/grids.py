@@ -15,11 +15,11 @@ import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from data.files import parse_json, read_json
 from data.recursive.arc import BLANK, END, FIRST, PAD, SIDE, images
 from data.recursive.arc_tasks import rectangle
-from data.recursive.puzzle_files import PuzzleSplit
+from data.recursive.puzzle_files import DAMAGED, PuzzleSplit
 from utils.errors import ConfigError, brief
+from utils.files import parse_json, read_json
 
 T = TypeVar("T")
 GRIDS = "grids.json"  # what a dataset says of its grids
@@ -132,7 +132,12 @@ def task_of(split: PuzzleSplit) -> Task | None:
     """Returns what a dataset says of its grids, or None for one of other puzzles."""
     if split.folder is None or not (split.folder / GRIDS).exists():
         return None
-    return read_json(split.folder / GRIDS, TASK)
+    task, about = read_json(split.folder / GRIDS, TASK, DAMAGED), split.metadata
+    sizes = task.rows * task.columns, task.symbols + FIRST
+    beyond = [*task.ids.values(), about.num_puzzle_identifiers - 1]
+    if sizes != (about.seq_len, about.vocab_size) or min(beyond) < 0 or max(beyond) > beyond[-1]:
+        raise ConfigError("does not fit dataset.json", value=split.folder / GRIDS, remedy=DAMAGED)
+    return task
 
 
 def parsed(where: str, text: bytes | str, kind: TypeAdapter[T]) -> T:

@@ -19,8 +19,9 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 
 from contract import IGNORE
-from data.files import content_hash, open_array, read_json
+from data.files import content_hash, open_array
 from utils.errors import ConfigError, brief
+from utils.files import read_json
 
 # the arrays of a set, and their dimensions
 ARRAYS = {
@@ -32,6 +33,7 @@ ARRAYS = {
 }
 SAMPLED_ROWS = 1024  # looked at to see of what kind the puzzles are
 MOST_IDS = 2**31 - 1  # ids travel as int32
+DAMAGED = "the dataset is damaged, build or download it again"
 # sets name files, on reading and on evaluation
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}$")]
 Size = Annotated[int, Field(ge=1, le=MOST_IDS)]
@@ -137,10 +139,7 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
             " see data/README.md"
         )
     where = f"{key}: {split}/dataset.json"
-    try:
-        metadata = read_json(folder / split / "dataset.json", METADATA)
-    except (OSError, ValueError) as error:
-        raise _damaged(where, f"cannot be read ({brief(error)})") from None
+    metadata = read_json(folder / split / "dataset.json", METADATA, DAMAGED, where)
     entries = asdict(metadata)
     for name, bound in (
         ("pad_id", "vocab_size"),
@@ -215,4 +214,4 @@ def check_values(where: str, values: np.ndarray, bound: int, allowed: int | None
 
 
 def _damaged(where: str, what: str) -> ConfigError:
-    return ConfigError(f"{where} {what}; the dataset is damaged, build or download it again")
+    return ConfigError(f"{where} {what}; {DAMAGED}")

@@ -26,7 +26,7 @@ from models.layers import Scaling
 from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, brief, exit_status, said_of
-from utils.files import read_text, write_whole
+from utils.files import OBJECT, read_json, write_whole
 
 # Our name of a tensor, and their names of its parts, which are stacked along the first dimension
 LAYER = {
@@ -230,14 +230,14 @@ def _unfit(folder: Path, what: str, remedy: str = "") -> ConfigError:
 
 def arch_in(folder: Path, others: Mapping[str, Describe] = MappingProxyType({})) -> dict[str, Any]:
     """Returns the keys under `arch` of the net in a folder; `others` describe other kinds."""
+    remedy = "give a folder with a model of transformers"
     try:
-        config = json.loads(read_text(folder / "config.json"))
+        config = read_json(folder / "config.json", OBJECT, remedy, "config.json")
         return others.get(config["model_type"], arch_of)(config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, ConfigError):
-            raise _unfit(folder, str(error)) from None
-        what = f"config.json cannot be read ({brief(error)})"
-        raise _unfit(folder, what, "give a folder with a model of transformers") from None
+    except ConfigError as error:
+        raise _unfit(folder, str(error)) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unfit(folder, f"config.json cannot be read ({brief(error)})", remedy) from None
 
 
 def _check_same_net(folder: Path, shape: Shape) -> None:

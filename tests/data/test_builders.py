@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def line(**changes: object) -> str:
     return json.dumps(PAIR | changes)
 
 
-def table(*rows: str) -> dict[str, str]:
+def table(*rows: str) -> dict[str, str | None]:
     return {"train.csv": HEADER + "".join(f"{row}\n" for row in rows)}
 
 
@@ -35,7 +36,7 @@ def task(pair: object = PAIR) -> str:
     return json.dumps({"train": [PAIR], "test": [pair]})
 
 
-def kaggle(grid: object, answers: object) -> dict[str, str]:
+def kaggle(grid: object, answers: object) -> dict[str, str | None]:
     tasks = {"b": {"train": [PAIR], "test": [{"input": grid}]}}
     return {
         "x_challenges.json": json.dumps(tasks),
@@ -43,8 +44,8 @@ def kaggle(grid: object, answers: object) -> dict[str, str]:
     }
 
 
-# the builder, its arguments, the files in {in}, and what the line names
-WRONG: list[tuple[str, str, dict[str, str], str]] = [
+# the builder, its arguments, the files in {in} (a pipe where None), and what the line names
+WRONG: list[tuple[str, str, dict[str, str | None], str]] = [
     ("sudoku", "--size 7", {}, "--size"),
     ("sudoku", "", {}, "--size"),
     ("sudoku", "--size 4 --seed -1", {}, "--seed"),
@@ -52,6 +53,9 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("sudoku", "--size 4 --blanks 14 --train 5 --test 5", {}, "blanks=14: only 0 of 5"),
     ("sudoku", "--size 4 --blanks 1 --train 4601 --test 8", {}, "train=4601 test=8: at most 4,608"),
     ("sudoku", CSV, {}, "no train.csv"),
+    ("sudoku", CSV, {"train.csv": None}, "{in}/train.csv: cannot be used (not a plain file)"),
+    ("sudoku", CSV, table(f"a,{'1' * 140_000},{A},3"), "line 2: field larger than field limit"),
+    ("sudoku", "--size 4 --num-aug 100000000000", {}, "too much for this machine"),
     ("sudoku", CSV, table(), "holds no boards"),
     ("sudoku", CSV, table(f"a,{Q}.,{A},3"), "line 2 has 17 and 16 cells"),
     ("sudoku", CSV, table(f"a,{Q},,3"), "line 2 has 16 and 0 cells"),
@@ -82,6 +86,8 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
     ("arc", TEST + "/x", kaggle([[1] * 31], [[[1]]]), "x_challenges.json: b.test.0.input.0"),
     ("arc", TEST + "/x", kaggle([[1]], []), "task b has not 1 answers"),
     ("grids", GRIDS, {}, "{in}/a"),
+    ("grids", GRIDS, {"a": None}, "{in}/a: cannot be used (not a plain file)"),
+    ("grids", f"{GRIDS} --permute 1 --num-aug {10**11}", {"a": line(puzzle="x")}, "too much for"),
     ("grids", GRIDS, {"a": ""}, "{in}/a: holds no examples"),
     ("grids", GRIDS, {"a": f"{LINE}\n\n{{"}, "{in}/a: line 3: "),
     ("grids", GRIDS, {"a": '{"input": [[1]]}'}, "{in}/a: line 1: output: Field required"),
@@ -116,7 +122,7 @@ WRONG: list[tuple[str, str, dict[str, str], str]] = [
 def test_wrong_input_is_one_line(
     builder: str,
     arguments: str,
-    files: dict[str, str],
+    files: dict[str, str | None],
     named: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -125,7 +131,10 @@ def test_wrong_input_is_one_line(
     folder.mkdir()
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content.encode(errors="surrogateescape"))
+        if content is None:
+            os.mkfifo(folder / name)
+        else:
+            (folder / name).write_bytes(content.encode(errors="surrogateescape"))
     arguments, named = (text.replace("{in}", str(folder)) for text in (arguments, named))
     main = import_module(f"data.build.{builder}").main
     assert main(["--output-dir", str(tmp_path / "out"), *arguments.split()]) == 2

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from utils.checkpoint import format
-from utils.errors import ConfigError, brief, visible
+from utils.errors import ConfigError, brief, short
+from utils.files import open_plain, read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +20,7 @@ WEIGHTS = ("model", "model_state_dict", "state_dict")  # what holds them in a fi
 COMPILED, DDP = "_orig_mod.", "module."  # what wrappers of PyTorch put into every name
 # some files hold the net without the loss around it, which names the net `model`
 NET, INNER = "model.", "inner."
+WORD = re.compile(r"[\w.+-]{1,50}", re.ASCII)
 
 
 class StandIn:
@@ -62,17 +63,31 @@ def read(source: Path, raw: bool) -> tuple[dict[str, Tensor], bool]:
 def arch_beside(source: Path) -> str:
     """Returns the keys of the net, if the configuration of HRM or TRM lies beside their file: a net
     with other cycles or positions has the same weights, and computes something else.
+
+    They are quoted for a shell. What is no number, word or list of these is left out and named.
     """
-    beside = source.parent / "all_config.yaml"
     try:
-        arch = yaml.safe_load(beside.read_text(encoding="utf-8"))["arch"]
+        arch = read_yaml(source.parent / "all_config.yaml")["arch"]
         net = arch.pop("name").partition("@")[0].rpartition(".")[2][:3]  # hrm.hrm_act_v1@Class
-    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError):
+    except (ConfigError, LookupError, TypeError, AttributeError):
         return ""
     if net not in ("hrm", "trm"):
         return ""
-    keys = [f"arch.{key}={value}" for key, value in arch.items() if not isinstance(value, dict)]
-    return visible(" ".join([f"arch={net}", *keys]))
+    arch.pop("loss", None)  # around the net
+    texts = {str(key): _plain(value) for key, value in arch.items()}
+    keys = [key for key, text in texts.items() if WORD.fullmatch(key) and text]
+    command = shlex.join([f"arch={net}", *(f"arch.{key}={texts[key]}" for key in keys)])
+    unclear = shlex.join(short(key) for key in texts if key not in keys)
+    return command + (f" (left out of all_config.yaml: {unclear})" if unclear else "")
+
+
+def _plain(value: object) -> str:
+    """Returns a number, a word or a list of them as the command line takes it; else nothing."""
+    if isinstance(value, list):
+        texts = [*map(_plain, value)]
+        return f"[{','.join(texts)}]" if all(texts) else ""
+    text = short(value)
+    return text if WORD.fullmatch(text) else ""
 
 
 def _averages(name: object, value: Any) -> Mapping[str, Any] | None:
@@ -115,6 +130,7 @@ def _content(source: Path) -> dict[Any, Any]:
     from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
     try:
+        open_plain(source).close()  # torch would wait for a pipe
         foreign = get_unsafe_globals_in_checkpoint(str(source))
         stand_ins: list[Any] = [(type(name, (StandIn,), {}), name) for name in foreign]
         # about ways to pickle that torch does not use

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,9 +118,10 @@ def import_weights(source: Path, folder: Path, raw: bool = False) -> str:
     weights, averaged = published.read(source, raw)
     values = _write_folder(folder, weights, {META: "{}\n"})
     arch = published.arch_beside(source)
+    evaluated, begun = (shlex.quote(f"{key}={folder}") for key in ("checkpoint", "init_from"))
     return (
         f"{folder}: {'averaged ' * averaged}weights, {len(weights)} tensors, {values:,} values; use"
-        f" it as checkpoint={folder} or init_from={folder}{arch and f' with {arch}'}"
+        f" it as {evaluated} or {begun}{arch and f' with {arch}'}"
     )
 
 

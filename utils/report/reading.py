@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,8 +11,9 @@ from urllib.parse import unquote
 import numpy as np
 
 from utils.checkpoint.folders import STEP
-from utils.errors import short
-from utils.files import read_bytes, read_row
+from utils.command.root import Expected
+from utils.errors import ConfigError, short
+from utils.files import OBJECT, read_bytes, read_json, read_row
 from utils.measure.scene import SUFFIX
 from utils.report.charts import curves, unit
 from utils.report.history import Elapsed, command, digests, time_spent, timeline
@@ -103,14 +103,15 @@ def expectation(expected: Any, table: MetricTable, metric: str) -> Payload | Non
     """Returns the range in which the recipe expects a metric, and whether the run is on track; None
     if the recipe expects nothing.
     """
-    if not isinstance(expected, dict):
+    try:
+        expects = Expected.model_validate(expected)
+    except ValueError:
         return None
-    name = str(expected["metric"])
+    name = expects.metric
     judged = name == metric.removeprefix("-")
     lower = metric.startswith("-") if judged else bool(COSTS.search(name))
     points = [
-        {"step": int(step), "low": low, "high": high}
-        for step, (low, high) in sorted(expected["at"].items())
+        {"step": step, "low": low, "high": high} for step, (low, high) in sorted(expects.at.items())
     ]
     values = table.by_step(name)
     verdict, measured = "", None
@@ -185,7 +186,6 @@ def read_evaluations(directory: Path, room: int) -> Payload:
 
 def _read_scene(file: Path, room: int) -> Payload | None:
     try:
-        scene = json.loads(read_bytes(file, room))
-    except (OSError, ValueError):
+        return read_json(file, OBJECT, limit=room) or None
+    except ConfigError:
         return None
-    return scene if isinstance(scene, dict) and scene else None

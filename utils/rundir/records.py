@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-import json
-import math
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-import yaml
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, with_config
+from typing_extensions import TypedDict
 
-from utils.files import read_bytes, read_text
+from utils.errors import ConfigError
+from utils.files import JSON_LIMIT, parse_json, read_bytes, read_yaml
 
-ROWS_LIMIT = 1 << 30  # bytes of metrics.jsonl
 KINDS = ("train", "eval")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
+LARGEST = sys.float_info.max
+
+
+@with_config(ConfigDict(extra="allow"))
+class Row(TypedDict):
+    """A line of metrics.jsonl, with a number or null for each metric."""
+
+    step: Annotated[int, Field(ge=0, lt=1 << 53)]  # as the page's numbers go
+
+
+@with_config(ConfigDict(extra="allow"))
+class Event(Row):
+    """A line of events.jsonl, with facts by the kind of event."""
+
+    event: str
+    time: FiniteFloat
+
+
+ROW, EVENT = TypeAdapter[Any](Row), TypeAdapter[Any](Event)
 
 
 @dataclass(frozen=True)
@@ -46,29 +65,21 @@ class MetricTable:
 def read_metrics(directory: Path) -> dict[str, MetricTable]:
     """Returns the rows of training and of evaluations, without damaged lines."""
     rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
-    for row in read_lines(directory / "metrics.jsonl"):
-        if type(row.get("step")) is int and row["step"] >= 0:
-            held_out = any(name.startswith("eval/") for name in row)
-            rows["eval" if held_out else "train"].append(row)
+    for row in read_lines(directory / "metrics.jsonl", ROW):
+        held_out = any(name.startswith("eval/") for name in row)
+        rows["eval" if held_out else "train"].append(row)
     return {kind: _table(rows[kind]) for kind in KINDS}
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the JSON objects of a file that has one in each line. A line that a crash has cut is
-    left out.
+def read_lines(path: Path, kind: TypeAdapter[Any]) -> list[dict[str, Any]]:
+    """Returns the rows of a file that has one in each line. Others, such as one that a crash has
+    cut, are left out.
     """
-    try:
-        lines = read_bytes(path, ROWS_LIMIT).splitlines()
-    except (OSError, ValueError):
-        return []
     rows = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
+    with suppress(OSError, ValueError):
+        for line in read_bytes(path, JSON_LIMIT).splitlines():
+            with suppress(ValueError):
+                rows.append(parse_json(line, kind))
     return rows
 
 
@@ -83,33 +94,22 @@ def _table(rows: list[dict[str, Any]]) -> MetricTable:
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray:
-    try:
-        numbers = np.array(values, np.float64)  # None becomes NaN
-    except (TypeError, ValueError):
-        numbers = np.array([finite(value) for value in values], np.float64)
-    return np.where(np.isfinite(numbers), numbers, np.nan)
+    return np.array([finite(value) for value in values], np.float64)  # None becomes NaN
 
 
 def finite(value: Any) -> float | None:
     """Returns the value if it is a finite number, else None."""
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+    return value if type(value) in (int, float) and abs(value) <= LARGEST else None
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Reads the configuration that the run was started with; empty if it cannot be read."""
     try:
-        config = yaml.load(read_text(directory / "config.yaml"), LOADER)
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_yaml(directory / "config.yaml")
+    except ConfigError:
         return {}
-    return config if isinstance(config, dict) else {}
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
     """Returns the events of the run in their order."""
-    return [
-        row
-        for row in read_lines(directory / "events.jsonl")
-        if isinstance(row.get("event"), str)
-        and isinstance(row.get("step"), int)
-        and finite(row.get("time")) is not None
-    ]
+    return read_lines(directory / "events.jsonl", EVENT)

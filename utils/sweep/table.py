@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from utils.files import ROOT, read_text, write_whole
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from utils.files import ROOT, read_json, write_whole
 from utils.rundir.records import read_config, read_metrics
 from utils.rundir.status import state_of
 from utils.sweep.seeds import Setting, difference
@@ -19,6 +21,17 @@ JOBS, TABLE, SUMMARY = "jobs.json", "jobs.csv", "summary.csv"
 MOST_CURVES = 8  # of the best settings; more could not be told apart
 COLUMNS = ("job", "overrides", "state", "metric", "value", "best", "steps", "seconds", "directory")
 STATISTICS = ("n", "mean", "low", "high", "best", "worst")
+
+
+class Job(TypedDict):
+    """What the launcher lists of a job."""
+
+    number: int
+    overrides: dict[str, str]
+    directory: str  # empty for a job that is refused
+
+
+LISTED = TypeAdapter(list[Job])
 
 
 @dataclass(frozen=True)
@@ -174,7 +187,8 @@ def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:
     """Returns the jobs, best first and those without a value last, their metric, and whether the
     lower is the better.
     """
-    jobs = json.loads(read_text(folder / JOBS))
+    remedy = "the sweep that wrote it writes it again"
+    jobs: list[dict[str, Any]] = [dict(job) for job in read_json(folder / JOBS, LISTED, remedy)]
     all_keys = {key for job in jobs for key in job["overrides"]}
     differing = {
         key for key in all_keys if len({job["overrides"].get(key) for job in jobs}) > 1

@@ -154,7 +154,7 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
     identifiers = (folder / "identifiers.json").read_text()
     first = json.loads(identifiers)[1]
     for text, line in [
-        (None, "identifiers.json is missing, and with it what was done to each puzzle"),
+        (None, "identifiers.json: No such file or directory; build the dataset again"),
         ('["<blank>"]', "names no puzzle"),
         (identifiers.replace(f'"{first}"', f'"{first}|||t0|||0123456789"'), "not every puzzle"),
         (identifiers.replace("|||t1|||0", "|||t1|||1", 1), "maps no ten colours to ten"),
@@ -177,7 +177,7 @@ def test_arc_is_scored_unless_the_user_says_otherwise(folder: Path, tmp_path: Pa
     shutil.copytree(folder, nameless)
     (nameless / "identifiers.json").unlink()
     assert not scores(nameless)  # HRM's own builder writes no names
-    with pytest.raises(ConfigError, match=r"identifiers.json is missing"):
+    with pytest.raises(ConfigError, match=r"identifiers.json: No such file"):
         scores(nameless, evaluators=["arc"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def test_grids_of_one_shape_are_not_padded(tmp_path: Path) -> None:
         assert not found["puzzle_identifiers"].any()
     made = source(folder)
     assert (made.spec.seq_len, made.spec.vocab_size, made.spec.table_rows) == (15, 6, 1)
+    marked = b"\xef\xbb\xbf" + (tmp_path / "a").read_bytes()  # a byte order mark
+    (tmp_path / "a").write_bytes(marked)
     assert files(folder) == files(built(tmp_path / "again", "grids", *lines))
 
 
@@ -174,6 +177,29 @@ def test_answers_to_typed_grids_and_to_json_are_judged_by_what_is_given(
     assert drawn[3:] == ["wrong (1 cells, marked x)", "confidence 88.1%"]
     scene = json.loads(report.files["boards.scene.json"])
     assert (scene["board"], scene["side"], scene["rows"]) == ("grid", task.columns, task.rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (None, "not a plain file"),
+        ("{", "Invalid JSON: EOF while parsing an object at line 1 column 1"),
+        ({"rows": "x"}, "rows=x: Input should be a valid integer"),
+        ({"rows": 4}, "does not fit dataset.json"),
+        ({"symbols": 200}, "does not fit dataset.json"),
+        ({"ids": {"x": 7}}, "does not fit dataset.json"),
+    ],
+)
+def test_a_damaged_description_is_one_line(change: Any, said: str, tmp_path: Path) -> None:
+    lines = write(tmp_path / "a", random_pairs(8, 2, 3))
+    folder = built(tmp_path / "out", "grids", "--train", lines, "--test", lines)
+    file = folder / "grids.json"
+    text = json.dumps(json.loads(file.read_text()) | change) if type(change) is dict else change
+    file.unlink()
+    os.mkfifo(file) if text is None else file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        source(folder).evaluators("all")
+    assert str(error.value).startswith(f"{file}: {said}; the dataset is damaged, build or")
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,25 @@ def test_keys_of_the_configuration_beside_it_are_told(
     assert said.endswith(f"init_from={tmp_path}/out{expected}\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "told_of"),
+    [
+        ("H_cycles: $(touch CANARY)", " (left out of all_config.yaml: H_cycles)"),
+        ("'a=1; touch B #': 1", " (left out of all_config.yaml: 'a=1; touch B #')"),
+        ("l: [a b]", " (left out of all_config.yaml: l)"),
+        ("l: [1, null, x]", " 'arch.l=[1,null,x]'"),
+        ("b: true", " arch.b=true"),
+    ],
+)
+def test_a_configuration_is_told_as_words_for_a_shell(
+    text: str, told_of: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "all_config.yaml").write_text(f"arch:\n  name: a.trm@X\n  {text}\n")
+    torch.save(trained(5), tmp_path / "step_50")
+    said = told(capsys, "import", tmp_path / "step_50", tmp_path / "a b")
+    assert said.endswith(f" or 'init_from={tmp_path}/a b' with arch=trm{told_of}\n")
+
+
 def test_nothing_that_a_file_names_is_run(
     imported: Import, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +210,7 @@ class Blocked:
         ({"a": Blocked()}, "is no state dict of tensors (it names posix.mkdir)"),
         ({"a": Harmful()}, "a is no plain tensor (shutil.copy); a state dict of plain"),
         (nn.Linear(2, 2), "is a torch.nn.modules.linear.Linear, or empty; a state dict is read"),
+        (None, "cannot be read (not a plain file)"),
         ([torch.ones(2)], "is a list, or empty; a state dict is read"),
         ({"a": torch.ones(1), "step": 3}, "step is no plain tensor (int)"),
         ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "has the same names with and"),
@@ -216,6 +236,6 @@ def test_nothing_else_is_imported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save(content, "step_50")
+    torch.save(content, "step_50") if content else os.mkfifo("step_50")
     assert told(capsys, "import", "step_50", "out", status=2).startswith(f"step_50: {problem}")
     assert names(tmp_path) == {"step_50"}, "nothing ran, and nothing is left"

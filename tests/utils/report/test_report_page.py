@@ -16,6 +16,7 @@ from tests.runs import TINY_TRM, train
 from tests.utils.checkpoint.helpers import META
 from tests.utils.sweep.test_seeds import seeds_folder
 from utils.checkpoint.writer import Writer
+from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.report.__main__ import MOST_BYTES, draw, main, read
 from utils.report.charts import curves
@@ -143,6 +144,10 @@ def test_a_run_is_on_track_or_not(metric: str, value: float, verdict: str, tmp_p
         b"",
         b'{"step": 1, "train/loss": 1.0}\n{"step": 2, "train/l',
         b'[1]\n{"step": "x"}\n{"step": 3, "time": null, "train/loss": NaN, "eval/x": "no"}\nnull\n',
+        b"a: &a [*a]",
+        b'{"step": 1, "event": "started", "time": 1, "hosts": [' + b"[" * 700 + b"]" * 700 + b"]}",
+        b'{"step": %d, "train/loss": 1}\n{"step": 1, "train/loss": %d}' % (10**30, 10**400),
+        b"{expected: {at: 3}}",
     ],
 )
 def test_damaged_files_make_a_page_all_the_same(content: bytes, tmp_path: Path) -> None:
@@ -241,6 +246,25 @@ def sweep_folder(folder: Path) -> Path:
         jobs.append({"number": number, "overrides": about, "directory": str(run)})
     (folder / "jobs.json").write_text(json.dumps(jobs))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "Invalid JSON: EOF while parsing a value at line 1 column 0"),
+        ("{}", "Input should be a valid array"),
+        ("[{}]", "0.number: Field required"),
+        (
+            '[{"number": 1, "overrides": {"a": []}, "directory": ""}]',
+            "0.overrides.a=[]: Input should be a valid string",
+        ),
+    ],
+)
+def test_damaged_jobs_are_one_line(content: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "jobs.json").write_text(content)
+    with pytest.raises(ConfigError, match="the sweep that wrote it") as error:
+        draw([tmp_path], None)
+    assert str(error.value).startswith(f"{tmp_path}/jobs.json: {problem}; ")
 
 
 def test_a_sweep(tmp_path: Path) -> None:
