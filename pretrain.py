@@ -85,12 +85,12 @@ def pretrain(cfg: Config) -> float | None:
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
     signals.defer()  # a request to stop waits for the end of a step, where all ranks save
     cfg = config.publish(cfg, dist)
-    hardware.tune(cfg.exact)
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
         # a launcher that starts a failed run again must not begin it afresh, whatever resume= says
         again = started_again(Path(cfg.checkpoint_path))
         start = resume.find(cfg, dist, run.say, again)
         cfg, needed_runs = with_needed_runs(cfg, start.meta, dist, pretrain)
+        hardware.tune(cfg.exact, cfg.float64)
         # a plan for GPUs that are elsewhere counts with their type
         best = "bfloat16" if cfg.plan_cards else hardware.forward_dtype(dist.device)
         cfg = resume.with_arithmetic(cfg, start, dist, best)
@@ -571,7 +571,8 @@ class Trainer:
                         *source.evaluators(name),
                         *objective.evaluators(examples.padding(1)),
                     ]
-                    batches = eval_batches(examples, size, dist.rank, dist.world_size)
+                    place = dist.rank, dist.world_size
+                    batches = eval_batches(examples, size, *place, cfg.eval_examples)
                     if stop := evaluation.run(name, batches, predict, evaluators):
                         return stop
         finally:

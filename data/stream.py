@@ -262,20 +262,22 @@ def _start_worker(_: int) -> None:
 
 
 def eval_batches(
-    eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1
+    eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1, most: int | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yields this rank's batches of an evaluation set, each as indices of examples and tensors.
+    """Yields this rank's batches of an evaluation set, or of its `most` first examples, each as
+    indices of examples and tensors.
 
     Batches are the same at any number of ranks, and all have one size. Every rank yields equally
     many: its last may be padding alone, with no indices.
     """
     # a batch larger than the set would only add padding
-    batch_size = max(1, min(batch_size, len(eval_set)))
-    total = -(-len(eval_set) // batch_size)
+    count = min(len(eval_set), most or len(eval_set))
+    batch_size = max(1, min(batch_size, count))
+    total = -(-count // batch_size)
     # ranks take turns, so that all work until the end; beyond the set, a rank's batch is empty
     for first in range(0, total, world_size):
-        start = min((first + rank) * batch_size, len(eval_set))
-        indices = np.arange(start, min(start + batch_size, len(eval_set)))
+        start = min((first + rank) * batch_size, count)
+        indices = np.arange(start, min(start + batch_size, count))
         try:
             pieces = [eval_set.read(indices)] if len(indices) else []
         except ConfigError as error:

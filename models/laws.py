@@ -27,6 +27,8 @@ from utils.transfer import wide
 
 # how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
 ROUNDING, HALF_PRECISION = 1e-3, 0.05
+# the same of the norm of a gradient or a carry, and of a gradient that is nearly 0 beside others
+NORM, NORM_IN_HALF, NEARLY_0 = 1e-3, 0.3, 1e-2
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 TRIED = 4  # rows of a shard: a trial of a large net must not take longer than its steps
 MakeBatch = Callable[[Sequence[int]], tuple[Batch, Context]]
@@ -137,8 +139,11 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
                     " check=false if every row has its own place in it"
                 )
             _check_sum(what, value, halves)
-        outs = [_forward(objective, part, totals) for part in parts]
         again = _forward(objective, parts[0], totals)
+        outs, gradients = [], []
+        for part in parts:
+            outs.append(_forward(objective, part, totals))
+            gradients.append(_gradients(objective, outs[-1].loss))
     after = _prints(objective)
     for name, seen in before.items():
         if after.get(name) != seen:
@@ -155,10 +160,59 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
                 " shards; leave that to an optimizer, whose step all ranks take alike"
             )
     _check_repeats(where, outs[0], again)
-    precision = HALF_PRECISION if objective.dtype in (torch.bfloat16, torch.float16) else ROUNDING
+    in_half = objective.dtype in (torch.bfloat16, torch.float16)
+    rounding, of_norm = (HALF_PRECISION, NORM_IN_HALF) if in_half else (ROUNDING, NORM)
     for what in ("loss", "weight"):
-        whole, *in_halves = (torch.as_tensor(getattr(out, what)) for out in outs)
-        _check_sum(f"{where}: the {what}", whole, in_halves, precision)
+        whole, *in_halves = (torch.as_tensor(getattr(out, what)).detach() for out in outs)
+        _check_sum(f"{where}: the {what}", whole, in_halves, rounding)
+    _check_gradients(where, gradients, of_norm)
+    _check_carries(where, outs, of_norm)
+
+
+def _gradients(objective: Objective, loss: Tensor) -> dict[str, Tensor]:
+    """Returns the gradients of all parameters, none if ranks split them."""
+    parameters = dict(objective.named_parameters())
+    if any(hasattr(parameter, "to_local") for parameter in parameters.values()):
+        return {}
+    loss.backward()
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    objective.zero_grad(set_to_none=True)
+    return gradients
+
+
+def _check_gradients(where: str, gradients: Sequence[Mapping[str, Tensor]], share: float) -> None:
+    """Refuses a gradient that is not the sum of those of the halves: hooks see whole batches."""
+    whole, *halves = gradients
+    gaps, sizes = dict[str, float](), dict[str, float]()
+    for name, gradient in whole.items():
+        of_halves = [half.get(name, torch.zeros_like(gradient)) for half in halves]
+        gaps[name] = float(wide(gradient - of_halves[0] - of_halves[1]).norm())
+        sizes[name] = sum(float(wide(each).norm()) for each in (gradient, *of_halves)) / 2
+    largest = max(sizes.values(), default=0.0)
+    for name, gap in gaps.items():
+        if gap > share * max(sizes[name], NEARLY_0 * largest):  # NaN is for `on_nonfinite` to judge
+            raise ConfigError(
+                f"{where}: the gradient of {name} over a shard is not the sum over its two halves;"
+                " let no hook, norm or clipping in the net see the rows of a batch together"
+            )
+
+
+def _check_carries(where: str, outs: Sequence[StepOut], share: float) -> None:
+    """Refuses a carry in which a row's part depends on the other rows."""
+    whole, *halves = (flatten(out.carry) for out in outs)
+    for name, tensor in whole.items():
+        of_halves = [half[name] for half in halves if name in half]
+        if tensor.ndim == 0 or sum(len(half) for half in of_halves) != len(tensor):
+            raise ConfigError(
+                f"{where}: carry {name} has shape {[*tensor.shape]}, but its first dimension must"
+                " be the example, with the same names for every batch"
+            )
+        gap = (wide(tensor) - wide(torch.cat(of_halves))).norm()
+        if gap > share * wide(tensor).norm():
+            raise ConfigError(
+                f"{where}: carry {name} of a row depends on the other rows of the batch; compute"
+                " it from the row alone"
+            )
 
 
 def _prints(objective: Objective) -> dict[str, tuple[int, int]]:
@@ -239,7 +293,7 @@ def _forward(
             " detach() nor no_grad()"
         )
     _check_metrics(where, out.metrics)
-    return replace(out, loss=out.loss.detach())
+    return out
 
 
 def _check_metrics(where: str, metrics: Any) -> None:

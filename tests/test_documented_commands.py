@@ -199,11 +199,6 @@ def test_a_recipe_begins_with_its_command_and_builds_what_that_reads(recipe: Pat
     assert reads == re.findall(r" --output-dir (\S+)", "\n".join(lines[1:]))
 
 
-@pytest.mark.parametrize(("name", "most"), [("README.md", 9_000), ("RESULTS.md", 9_000)])
-def test_the_first_pages_are_short(name: str, most: int) -> None:
-    assert len((ROOT / name).read_bytes()) <= most
-
-
 def rows_of(page: str) -> list[list[str]]:
     """The cells of each row of the tables of claims."""
     tables = re.findall(r"^\| claim \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.M)

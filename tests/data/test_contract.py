@@ -90,10 +90,11 @@ def test_a_longer_run_is_on_the_same_data(name: str, folders: Path) -> None:
 def test_each_example_of_an_evaluation_is_read_once(name: str, folders: Path) -> None:
     for examples in made(name, folders).eval_sets().values():
         whole = everything(examples)
-        for ranks in (1, 3):
-            read = [*chain(*(eval_batches(examples, 4, rank, ranks) for rank in range(ranks)))]
+        for ranks, most in ((1, None), (3, None), (2, 5)):
+            parts = (eval_batches(examples, 4, rank, ranks, most) for rank in range(ranks))
+            read = [*chain(*parts)]
             indices = np.concatenate([indices for indices, _ in read])
-            assert sorted(indices) == [*range(len(examples))]
+            assert sorted(indices) == [*range(min(len(examples), most or len(examples)))]
             for indices, batch in read:
                 for key, rows in whole.items():
                     assert np.array_equal(batch[key][: len(indices)], rows[indices])

@@ -228,6 +228,25 @@ class ListCarry(MyObjective):
         return replace(super().out(losses_B, ctx), carry={"seen": object()})
 
 
+class MeanCarry(MyObjective):
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        mean = losses_B.detach().mean().expand(len(losses_B))
+        return replace(super().out(losses_B, ctx), carry={"mean": mean})
+
+
+class SharedCarry(MyObjective):
+    def out(self, losses_B: Tensor, ctx: Context) -> Any:
+        return replace(super().out(losses_B, ctx), carry={"mean": losses_B.detach().mean()})
+
+
+class Hooked(nn.Linear):
+    """Its gradient is made as long in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.weight.register_hook(lambda grad: grad / grad.norm())
+
+
 class FloatMetric(MyObjective):
     def out(self, losses_B: Tensor, ctx: Context) -> Any:
         return StepOut(losses_B.sum(), torch.tensor(len(losses_B)), {"loss": 0.5})
@@ -268,6 +287,9 @@ BROKEN = {
     "its former way": {"net": lambda: nn.utils.spectral_norm(nn.Linear(3, 2))},
     "teacher": {"net": Teacher},
     "carry": {"objective": ListCarry},
+    "carry of a mean": {"objective": MeanCarry},
+    "carry of no rows": {"objective": SharedCarry},
+    "gradient": {"net": Hooked},
     "metric": {"objective": FloatMetric},
     "tuple": {"objective": Pair},
     "detached": {"objective": Detached},

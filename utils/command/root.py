@@ -120,6 +120,10 @@ class Root(Keys):
     """The same bits at 1, 2, 4 and 8 ranks: adds gradients shard by shard in a fixed tree;
     slower
     """
+    float64: bool
+    """Compute in float64, slowly, to tell a mistake from rounding; also give
+    arch.forward_dtype=float64 where a net has that key
+    """
     # The machine
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$"), SAME_RUN]
     """auto: cuda where there is one. mps: an Apple GPU, on one rank; not tried"""
@@ -154,6 +158,8 @@ class Root(Keys):
     """The run folder, checkpoint or weights that eval_only evaluates"""
     eval_batch_size: Annotated[PositiveInt | None, SAME_RUN]
     """null: one rank's share of the global batch at 8 ranks, at most 1024"""
+    eval_examples: Annotated[PositiveInt | None, SAME_RUN]
+    """Evaluate only so many first examples of each set, for a quick look; null: all"""
     eval_save_outputs: Annotated[list[str], SAME_RUN]
     """Names of inputs and outputs that evaluations write to files"""
     checkpoint_path: Annotated[Annotated[str, Field(pattern=r"[^./]/*$")] | None, SAME_RUN]

@@ -166,10 +166,12 @@ def known_fault(device: torch.device) -> str:
     return ""
 
 
-def tune(exact: bool = False) -> None:
+def tune(exact: bool = False, float64: bool = False) -> None:
     """Allows TF32 for float32 products on GPUs that have it, and keeps compiled code and freed
-    memory. For an `exact` run, an operation without a deterministic kernel is an error.
+    memory. For an `exact` run, an operation without a deterministic kernel is an error; with
+    `float64`, nets are made in it.
     """
+    torch.set_default_dtype(torch.float64 if float64 else torch.float32)
     _keep_compiled_code()
     torch.set_float32_matmul_precision("high")
     if exact:

@@ -2,7 +2,9 @@
 then the keys of a run.
 
 Trains `max_steps` steps, 6 unless given, with `exact=true`: once straight, and then in other ways
-that must not matter. Compares all tensors and metrics. Exit status 1 if a run is another one.
+that must not matter. Compares all tensors and metrics. An exact run hands a loss one shard at a
+time, so it also trains without: once with the whole batch in one pass, and once in parts. These may
+differ by the rounding of float64. Exit status 1 if a run is another one.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from pathlib import Path
 from utils.checkpoint.reader import digest
 from utils.errors import ConfigError, exit_status, visible
 from utils.files import ROOT
-from utils.prove.causes import difference
+from utils.prove.causes import CAUSES, difference
+from utils.prove.rounding import TOLERANCE, beyond_rounding
+from utils.rundir.records import read_config, read_events
 from utils.sweep.children import NOT_FOR_CHILDREN
 
 STEPS = 6
-FIRST = ["compile=false"]  # a key that is given may say otherwise
+FIRST = ["compile=false", "eval_examples=64"]  # a key that is given may say otherwise
 LAST = [
     "exact=true", "num_workers=0", "log_interval=1", "keep=null", "checkpoint_minutes=null",
     "report=false", "log=[]",
@@ -100,7 +104,7 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
             Way("loader", "one process loads", ["num_workers=1"]),
         ],
     ]  # fmt: skip
-    print(f"{steps} steps with exact=true, in five ways:", flush=True)
+    print(f"{steps} steps with exact=true in five ways, then whole and in parts:", flush=True)
     began = time.monotonic()
     running: list[Run] = []
     try:
@@ -110,6 +114,14 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
                 running.append(_start(arguments, keys, way, folder))
             for run in running:
                 _judge(run, folder / "straight", others)
+        for precision in TOLERANCE:
+            running = []
+            for way in _whole_and_in_parts(folder / "straight", precision):
+                running.append(_start(arguments, keys, way, folder))
+            whole, parts = running
+            # a net that cannot compute in float64 ends with an error of its own
+            if _judge_parts(whole, parts, precision, others):
+                break
     finally:
         for run in running:
             run.kill()
@@ -122,6 +134,41 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
         )
     seconds = time.monotonic() - began
     return f"One run, to the last bit of every tensor and metric ({seconds:.0f} s)."
+
+
+def _whole_and_in_parts(straight: Path, precision: str) -> list[Way]:
+    """Returns two ways that differ in how many rows a loss sees at once."""
+    config = read_config(straight)
+    started = next(row for row in read_events(straight) if row["event"] == "started")
+    shard_size = started["examples_per_step"] // config["shards"]
+    keys = ["exact=false", f"float64={precision == 'float64'}".lower()]
+    if "forward_dtype" in config["arch"]:
+        keys.append(f"arch.forward_dtype={precision}")
+    one_shard = [*keys, f"micro_batch_size={shard_size}", "backend=gloo"]
+    return [
+        Way(f"whole {precision}", "", [*keys, "micro_batch_size=null"]),
+        Way(f"parts {precision}", "", one_shard, ranks=2),
+    ]
+
+
+def _judge_parts(whole: Run, parts: Run, precision: str, others: list[str]) -> bool:
+    """Waits for the two runs and prints a row about them. Returns False, and prints nothing, if
+    they should be tried in a lower precision.
+    """
+    ended = [run for run in (whole, parts) if run.wait()]
+    if ended and precision != [*TOLERANCE][-1]:
+        return False
+    row, cause = f"the same but for rounding (two ranks, one shard at a time, {precision})", ""
+    if ended:
+        row = f"ended: {ended[0].error}"
+    elif found := beyond_rounding(whole.folder, parts.folder, TOLERANCE[precision]):
+        row, cause = f"another run. {found}", CAUSES["parts"]
+    if ended or cause:
+        others.append(parts.way.name)
+    print(f"  {'parts':10} {row}", flush=True)
+    if cause:
+        print(f"  {'':10} {cause}", flush=True)
+    return True
 
 
 def _start(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path) -> Run:

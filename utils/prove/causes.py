@@ -21,6 +21,11 @@ CAUSES = {
         "Something is in no checkpoint. Usually: a counter, a cache or a generator in the net or"
         " the data, an attribute of the optimizer, a schedule that remembers."
     ),
+    "parts": (
+        "Something depends on which rows are computed together, in a pass or on a rank. Usually: a"
+        " loss on the worst rows of the batch, a mean over rows, a gradient that a hook changes, a"
+        " term that is added once a pass."
+    ),
     "loader": (
         "The data remembers something between calls, or knows its process. train_batch may depend"
         " on the seed, the step and the shard alone."

@@ -30,6 +30,11 @@ dense:
     optimizer: {_target_: optim.mistaken.Attribute, lr: "${lr}"}
 schedule: {_target_: optim.mistaken.Remembers}
 """
+CONF_ARCH = """
+_target_: models.digits.mistaken.Net
+width: 32
+loss: {_target_: models.digits.mistaken.Loss}
+"""
 KEYS = [
     "arch=cnn", "data=mistaken", "optim=mistaken", "global_batch_size=16", "lr=0.1",
     "epochs=null", "eval_interval=null", "max_steps=4", "arch.forward_dtype=float32",
@@ -53,7 +58,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "wheels", "tests"))
     shutil.copy(MINE / "mistaken_data.py", folder / "data/digits/mistaken.py")
     shutil.copy(MINE / "mistaken_optim.py", folder / "optim/mistaken.py")
+    shutil.copy(MINE / "mistaken_loss.py", folder / "models/digits/mistaken.py")
     (folder / "conf/data/mistaken.yaml").write_text(CONF)
+    (folder / "conf/arch/mistaken.yaml").write_text(CONF_ARCH)
     (folder / "conf/optim/mistaken.yaml").write_text(CONF_OPTIM)
     return folder
 
@@ -81,9 +88,25 @@ def test_a_mistake_is_found_with_its_usual_cause(mistake: str, copy: Path) -> No
         assert CAUSES["loader"] not in said
         assert said.count(ONLY_EVALUATION) <= 1
     if mistake in ("none", "rank", "attribute", "schedule", "process"):
-        others = {"again", "two ranks", "resumed", "loader"} - EXPECTED[mistake].keys()
+        others = {"again", "two ranks", "resumed", "loader", "parts"} - EXPECTED[mistake].keys()
         assert all(f"  {way:10} the same" in said for way in others), said
     assert (mistake == "none") == ("One run, to the last bit" in said)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("mistake", ["none", "worst half", "penalty"])
+def test_a_loss_that_sees_other_rows_is_found(mistake: str, copy: Path) -> None:
+    keys = [key for key in KEYS if not key.startswith(("arch", "data", "optim"))]
+    keys += ["arch=mistaken", "data=digits", "optim=adamw", "max_steps=6"]
+    process = proof(copy, *keys, mistake=mistake)
+    said, err = process.communicate(timeout=240)
+    assert process.returncode == int(mistake != "none"), said + err
+    for way in ("again", "two ranks", "resumed", "loader"):
+        assert f"  {way:10} the same" in said, said
+    fine = "  parts      the same but for rounding (two ranks, one shard at a time, float64)"
+    assert (fine in said) == (mistake == "none"), said
+    assert (CAUSES["parts"] in said) == (mistake != "none")
 
 
 @pytest.mark.parametrize(
