@@ -19,6 +19,7 @@ from utils.report.charts import charts_of, speed_charts, unit
 from utils.report.groups import by_setting, over_seeds, told_apart
 from utils.report.page import render, shell_bytes
 from utils.report.reading import evaluated_sets, read_run
+from utils.rundir.folders import is_run
 from utils.rundir.maker import REPORT_FILE
 from utils.rundir.records import read_metrics
 from utils.sweep.table import MOST_CURVES, is_sweep, read_sweep, runs_of
@@ -68,6 +69,11 @@ def draw(directories: list[Path], output: str | None) -> str:
     for directory in directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: no such folder; give the directory of a run")
+    if not output and not (is_run(directories[0]) or is_sweep(directories[0])):
+        raise ConfigError(
+            f"{directories[0]}: no run has begun there; give the directory of a run or a sweep, or"
+            " --output FILE"
+        )
     payload = read(directories)
     names = [run["name"] for run in payload["runs"]]
     heading = payload["sweep"]["name"] if payload["sweep"] else " · ".join(names)

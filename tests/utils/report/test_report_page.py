@@ -20,15 +20,16 @@ from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.report.__main__ import MOST_BYTES, draw, main, read
 from utils.report.charts import curves
+from utils.rundir.folders import MARK
 from utils.rundir.records import read_metrics
 
 EVIL = '</script ><img src=x onerror="hacked=1"><b>\u2028\'"&amp;<!-- {{}} ]]>'
-CONFIG = """run_name: mine
+CONFIG = f"""{MARK}run_name: mine
 project_name: tests
 objective_metric: eval/exact_accuracy
 global_batch_size: 32
-expected: {metric: eval/exact_accuracy, at: {40: [0.4, 0.6]}}
-arch: {_target_: models.recursive.trm.TRM, lr: null}
+expected: {{metric: eval/exact_accuracy, at: {{40: [0.4, 0.6]}}}}
+arch: {{_target_: models.recursive.trm.TRM, lr: null}}
 """
 NOW = 1_700_000_000.0
 
@@ -151,15 +152,27 @@ def test_a_run_is_on_track_or_not(metric: str, value: float, verdict: str, tmp_p
     ],
 )
 def test_damaged_files_make_a_page_all_the_same(content: bytes, tmp_path: Path) -> None:
-    assert draw([tmp_path], None).startswith("report: "), "nothing is there at all"
+    page = tmp_path / "page.html"
+    assert draw([tmp_path], str(page)).startswith("report: "), "nothing is there at all"
     names = ("config.yaml", "metrics.jsonl", "status.json", "events.jsonl", "log.txt", "git.txt")
     for name in names:
         (tmp_path / name).write_bytes(content)
     scenes = tmp_path / "evaluations" / "step_3" / "all"
     scenes.mkdir(parents=True)
     (scenes / "x.scene.json").write_bytes(content)
-    draw([tmp_path], None)
-    assert "payload" in (tmp_path / "report.html").read_text()
+    draw([tmp_path], str(page))
+    assert "payload" in page.read_text()
+
+
+def test_a_page_stands_in_runs_and_sweeps_alone(tmp_path: Path) -> None:
+    for name in ("report.html", "config.yaml", "status.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError, match="no run has begun there"):
+        draw([tmp_path], None)
+    with pytest.raises(ConfigError, match="no run has begun there"):
+        draw([tmp_path, resumed_run(tmp_path / "run")], None)
+    assert (tmp_path / "report.html").read_text() == "{}"
+    assert not (tmp_path / "comparison.html").exists()
 
 
 def test_curves_keep_extremes(tmp_path: Path) -> None:
@@ -360,7 +373,7 @@ def evil_run(folder: Path) -> Path:
         "objective_metric": f"eval/{EVIL}",
         EVIL: EVIL,
     }
-    (run / "config.yaml").write_text(json.dumps(config))
+    (run / "config.yaml").write_text(MARK + json.dumps(config))
     (run / "status.json").write_text(json.dumps({"state": EVIL, "reason": EVIL}))
     rows = [{"step": 1, "time": NOW, f"train/{EVIL}": 1.0}, {"step": 1, f"eval/{EVIL}": 1.0}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -396,7 +409,7 @@ def test_hostile_texts_stay_texts(browser: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_little_is_a_page_too_and_fits_a_phone(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    draw([tmp_path / "empty"], None)
+    draw([tmp_path / "empty"], str(tmp_path / "empty" / "report.html"))
     draw([resumed_run(tmp_path / "run")], None)
     draw([resumed_run(tmp_path / "two"), tmp_path / "run"], str(tmp_path / "two" / "report.html"))
     draw([sweep_folder(tmp_path / "sweep")], None)
