@@ -13,6 +13,7 @@ import io
 import os
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -78,8 +79,15 @@ def parse_json(text: bytes | str, kind: TypeAdapter[T]) -> T:
     """Parses JSON of a kind. Raises ValueError for the first value that is wrong."""
     if isinstance(text, bytes):
         text = text.removeprefix(codecs.BOM_UTF8)
-    try:
+    with first_problem():
         return kind.validate_json(text, strict=True)
+
+
+@contextlib.contextmanager
+def first_problem() -> Iterator[None]:
+    """Raises a ValueError of one line for the first value that pydantic finds wrong."""
+    try:
+        yield
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -112,7 +120,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
                 raise ValueError("has an alias; write it out")
             if depth > DEEPEST:
                 raise ValueError("is nested too deeply")
-        return OBJECT.validate_python(yaml.load(text, LOADER))
+        with first_problem():
+            return OBJECT.validate_python(yaml.load(text, LOADER))
     except Exception as error:  # PyYAML raises what its conversions raise
         raise ConfigError(brief(error), value=path) from None
 

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict
+
 from utils.checkpoint import format
 from utils.checkpoint.folders import put_back, read_pointer, steps_in
 from utils.checkpoint.format import MANIFEST, META, FileEntry, Stored, Unreadable
 from utils.errors import ConfigError, brief, visible
-from utils.files import read_text
+from utils.files import first_problem, read_text
 
 if TYPE_CHECKING:  # the digest does without, and answers a second earlier
     from torch import Tensor
@@ -23,6 +26,30 @@ if TYPE_CHECKING:  # the digest does without, and answers a second earlier
 T = TypeVar("T")
 GROUP = re.compile(r"([^./]+)(\.\d+)?\.safetensors")  # written by one process, or by this rank
 ANOTHER = "use another step_* folder"
+
+
+@with_config(ConfigDict(extra="allow"))
+class Groups(TypedDict, total=False):
+    """The groups of a saved configuration."""
+
+    arch: dict[str, Any]
+    data: dict[str, Any]
+    optim: dict[str, Any]
+
+
+@with_config(ConfigDict(extra="allow"))
+class Meta(TypedDict, total=False):
+    """What a checkpoint says of itself, as far as its readers look into it."""
+
+    step: int
+    ranks: int
+    code: str
+    config: Groups
+    data: dict[str, str]
+    frozen: dict[str, dict[str, Any]]
+
+
+META_KIND = TypeAdapter[Any](Meta)
 
 
 @dataclass
@@ -208,7 +235,12 @@ def _meta(folder: Path, files: dict[str, FileEntry]) -> dict[str, Any]:
     if META not in files:
         raise Unreadable(folder / META, f"not in {MANIFEST}")
     format.check_file(folder / META, files[META], hashed=True)
-    return json.loads(read_text(folder / META))
+    try:
+        meta = json.loads(read_text(folder / META))  # pydantic's own parser knows UTF-8 alone
+        with first_problem():
+            return META_KIND.validate_python(meta, strict=True)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(folder / META, brief(error)) from None
 
 
 def _digest(folder: Path) -> str:

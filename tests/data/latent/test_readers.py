@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,13 @@ def test_what_cannot_be_read_is_one_line(readers: str, tmp_path: Path) -> None:
         make([path], passage=20)
     with pytest.raises(ConfigError, match=r"^arch.readers\[0\]=nowhere: no such folder; give"):
         make(["nowhere"])
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(
-        ConfigError, match=r"^arch.readers\[0\]=.*: cannot be read .*; give a folder"
-    ):
-        make([str(tmp_path)])
+    os.mkfifo(tmp_path / "tokenizer.json")
+    for config in ("{}", "{", '{"vocab_size": 9, "max_position_embeddings": 9}'):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(
+            ConfigError, match=r"^arch.readers\[0\]=.*: cannot be read .*; give a folder"
+        ):
+            make([str(tmp_path)])
     with pytest.raises(ConfigError, match=r"^data.least=5: must not exceed data.facts=4"):
         make_source("fact_text", seq_len=40, facts=4, asked=4, least=5, max_steps=1)
     with pytest.raises(ConfigError, match=r"^data.seq_len=10: lists with their questions take"):

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,6 +139,26 @@ def test_the_digest_tells_every_tensor(tmp_path: Path) -> None:
     (folder / "meta.json").write_text(json.dumps({**meta, "threads": 7, "code": "other"}))
     declare(folder)
     assert reader.digest(tmp_path) == first
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"config": {"arch": ["x"]}}, "config.arch=['x']: Input should be a valid dictionary"),
+        ({"data": [3]}, "data=[3]: Input should be a valid dictionary"),
+        ({"step": "x"}, "step=x: Input should be a valid integer"),
+    ],
+)
+def test_a_meta_of_other_types_is_damaged(
+    change: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    folder = alone(tmp_path, 1)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | change))
+    declare(folder)
+    with pytest.raises(ConfigError, match="step_1 is damaged") as error:
+        reader.config_in(str(folder))
+    assert f"(meta.json: {problem})" in str(error.value)
 
 
 def test_the_command_prints_one_digest_or_one_line(tmp_path: Path) -> None:

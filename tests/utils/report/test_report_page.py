@@ -89,7 +89,7 @@ def resumed_run(folder: Path, state: str = "finished") -> Path:
 
 def checkpoint(run: Path, step: int, **tensors: torch.Tensor) -> None:
     writer = Writer(run / "checkpoints", Dist(), pytest.fail)
-    writer.save(step, {"model": tensors}, {**META, "config": "shards: 1"})
+    writer.save(step, {"model": tensors}, META)
     assert writer.wait() == ""
     writer.close()
 
