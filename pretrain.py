@@ -55,9 +55,10 @@ from optim.sync.base import Sync
 from optim.sync.norms import Norms
 from optim.sync.replicas import broadcast_from_rank_0, check_same, check_same_data, check_same_files
 from optim.trial import remembered, try_optimizers
+from utils.carries import Carries
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer
-from utils.checkpoint.registry import Carries, Origin, Registry, RunState
+from utils.checkpoint.registry import Origin, Registry, RunState
 from utils.command import cli, config
 from utils.command.instantiate import make
 from utils.command.keys import CONF, HYDRA_ARGUMENTS

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from contract import IGNORE, Batch, Context, Noise, Objective, Prediction, StepOut
 from models.objective import statistics_of, tables_of
-from utils.checkpoint.registry import flatten
+from utils.carries import flatten
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluation import TriedBatch
 from utils.noise import seeded

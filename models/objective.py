@@ -68,7 +68,7 @@ def load_tensors(objective: Objective, tensors: Mapping[str, Tensor]) -> None:
     if wrong := sorted(live.keys() ^ tensors.keys()):
         raise KeyError(f"{wrong[0]} is only in the net or only in what is loaded")
     for name, tensor in live.items():
-        fill(tensor, tensors, name)
+        fill(tensor, tensors[name])
 
 
 def shared_tensors(objective: Objective) -> dict[str, Tensor]:

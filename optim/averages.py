@@ -68,7 +68,7 @@ class EMA:
         """Restores a saved `state`."""
         self.steps = int(state["steps"])
         for name, average in self._averages.items():
-            fill(average, state, f"dense/{name}")
+            fill(average, state[f"dense/{name}"])
 
     @torch.no_grad()
     def _put(self, values: Mapping[str, Tensor]) -> None:

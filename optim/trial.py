@@ -59,7 +59,7 @@ def _check_rows_suffice(config: Any, small: Mapping[str, Tensor], whole: Trained
         if isinstance(optimizer, Muon):  # all ranks gather a matrix for it
             continue
         of_rows = [(half.state | half.updates)[name] for half in halves]
-        # as FSDP's `row_range` decides
+        # as FSDP's `whole_shape` decides
         of_parameter = small.get(name.split("/")[1])
         is_split = of_parameter is not None and tensor.shape == of_parameter.shape[1:]
         if not _fits(tensor, of_rows, is_split):

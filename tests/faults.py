@@ -2,14 +2,15 @@
 
 `python -m tests.faults WHAT@WHERE RANK WHEN key=value …`
 
-WHAT: raise, hang, slow (by 0.2 s), kill, kill-now, nan, full or readonly (the disk that FAULT_DISK
-names), flip (a file reads differently), wandb (its process is killed), suspend (for 10 s), a signal
-such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for one to the launcher.
+WHAT: raise, hang, slow (by 0.2 s), stall (for 12 s), kill, kill-now, nan, full or readonly (the
+disk that FAULT_DISK names), flip (a file reads differently), eio (it cannot be read), wandb (its
+process is killed), suspend (for 10 s), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or
+`launcher:SIGTERM` for one to the launcher.
 
 WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
-worker (a batch in a loader process), callback (a hook of the sparse optimizer), save (the thread
-that writes a checkpoint), reported (there, when a rank's files are on the disk), published (on rank
-0, when everyone's are), read (a file of a checkpoint that is hashed).
+worker (a batch in a loader process), callback (a hook of the sparse optimizer), gather (a tensor on
+its way to rank 0, which saves it), save (before rank 0 writes), published (when everything is on
+its disk), hash (a file of a checkpoint that is resumed), read (a tensor of it).
 
 RANK is a number or `all`. WHEN counts calls in this process from 0: `7`, `1-2`, or `3-` for all
 from there. A torchrun restart has no fault, unless RANK is `random`: then WHEN is a seed, and each
@@ -19,6 +20,7 @@ about gradients that are not finite one step late, as it does on CUDA.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import random
@@ -43,9 +45,10 @@ from models.recursive.act import ActObjective
 from models.recursive.guessing import GuessObjective
 from optim import sparse_signsgd
 from optim.sync import agreement
-from utils.checkpoint import format, resume, writer
+from utils.checkpoint import format, writer
 from utils.command import cli
 from utils.ranks import signals
+from utils.ranks.distributed import Dist
 from utils.ranks.launchers import detect
 
 PLACES: dict[str, tuple[Any, str]] = {
@@ -55,9 +58,10 @@ PLACES: dict[str, tuple[Any, str]] = {
     "worker": (PuzzleSource, "train_batch"),
     "callback": (sparse_signsgd.SparseSignSGD, "_update"),
     "save": (writer, "_write"),
-    "reported": (writer.Writer, "_follow"),
+    "gather": (Dist, "to_main"),
     "published": (writer, "_publish"),
-    "read": (format, "sha256_of"),
+    "hash": (format, "sha256_of"),
+    "read": (format.Stored, "read_into"),
 }
 OTHERS = {
     "arch=gpt": CausalLM,
@@ -87,6 +91,8 @@ def main() -> None:
         plant(what, where, range(int(first), int(last or 10**9 if dash else first) + 1))
     if "FAULT_LATE" in os.environ:
         agreement.LAG["cpu"] = 1
+    if "FAULT_MEMORY" in os.environ:
+        writer.free_bytes = lambda: 0
     sys.argv = ["pretrain.py", *arguments]
     cli.main(pretrain.app)
 
@@ -94,8 +100,6 @@ def main() -> None:
 def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) -> None:
     """Make the chosen calls go wrong."""
     owner, name = PLACES[where]
-    if where == "read":  # each rank is a host of its own, or one would hash for all
-        resume.gethostname = lambda: str(detect(os.environ).rank)
     if owner is ActObjective:
         owner = next((other for argument, other in OTHERS.items() if argument in sys.argv), owner)
     original: Callable[..., Any] = getattr(owner, name)
@@ -126,6 +130,10 @@ def go_wrong(what: str, delay: float) -> None:
         time.sleep(3600)
     elif what == "slow":
         time.sleep(0.2)
+    elif what == "stall":
+        time.sleep(12)
+    elif what == "eio":
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
     elif what == "kill-now":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "kill":  # a moment later, wherever the process then is
@@ -136,7 +144,7 @@ def go_wrong(what: str, delay: float) -> None:
     elif what == "readonly":
         if os.access(disk(), os.W_OK):
             subprocess.run(["mount", "--bind", disk(), disk()], check=True)
-            # refused while another rank has a file open for writing there
+            # refused while this process has a file open for writing there
             remount = ["mount", "-o", "remount,bind,ro", disk()]
             while subprocess.run(remount, check=False).returncode:
                 time.sleep(0.02)

@@ -224,9 +224,9 @@ def assert_same_bits(one: Result, other: Result) -> None:
     assert learned(one) == learned(other)
 
 
-def goes_on(directory: Path, undisturbed: Result) -> None:
+def goes_on(directory: Path, undisturbed: Result, ranks: int = 2) -> None:
     """The same command again, and the troubled run becomes the undisturbed one."""
-    assert_same_bits(train(directory, *TROUBLED, ranks=2), undisturbed)
+    assert_same_bits(train(directory, *TROUBLED, ranks=ranks), undisturbed)
 
 
 def status(directory: Path) -> dict[str, Any]:

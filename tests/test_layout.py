@@ -21,7 +21,14 @@ LAYERS = {
     "utils.measure": {"utils", "utils.ranks", "contract", "utils.measure"},
     "utils.rundir": {"utils", "utils.ranks", "utils.rundir"},
     "utils.sweep": {"utils", "utils.ranks", "utils.command", "utils.rundir", "utils.sweep"},
-    "utils.checkpoint": {"utils", "utils.ranks", "utils.command", "utils.checkpoint"},
+    "utils.checkpoint": {
+        "utils",
+        "contract",
+        "utils.ranks",
+        "utils.command",
+        "utils.rundir",
+        "utils.checkpoint",
+    },
 }
 LAYERS["utils.report"] = {*LAYERS, "utils.report"}
 LAYERS["utils.prove"] = {*LAYERS, "utils.prove"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,14 +38,13 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(widest(tensor.device))
 
 
-@torch.no_grad()
-def fill(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> None:
-    """Copies a saved tensor into a live one. Reads those of a checkpoint directly into it, without
-    a second copy in memory.
-    """
-    read_into = getattr(saved, "read_into", None)
-    if read_into is not None:
-        read_into(name, tensor)
-        return
-    assert saved[name].shape == tensor.shape, (name, saved[name].shape, tensor.shape)
-    tensor.copy_(saved[name])
+def local(tensor: Any) -> Tensor:
+    """Returns this rank's part of a DTensor as a plain tensor; other tensors as they are."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def fill(tensor: Tensor, saved: Tensor) -> None:
+    """Copies a saved tensor into a live one, of which both may be this rank's rows."""
+    live = local(tensor)
+    assert saved.shape == live.shape, (saved.shape, live.shape)
+    live.copy_(saved)

@@ -65,8 +65,7 @@ def _run(key: str, path: str, spec: Spec, forward_dtype: str) -> Found:
         )
     arch = reader.config_in(path).get("arch", {})
     checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
-    folder = checkpoint.folder
-    files = [folder / name for name in checkpoint.sha256]
+    folder, files = checkpoint.folder, [*checkpoint.files.values()]
     net = _net(key, arch, path, spec, forward_dtype)
     return net, folder, files, partial(_weights_of_run, forward_dtype == "float64")
 

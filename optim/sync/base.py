@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from utils.ranks.distributed import Dist
-from utils.rows import RowRange
 from utils.transfer import wide
 
 SPANS = 500  # measured on CUDA before the older half is added up
@@ -123,17 +122,19 @@ class Sync:
         """
         return torch.linalg.vector_norm(torch.stack([*norms]))
 
-    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None:
-        """Returns which rows of a tensor this rank holds, or None if every rank holds all of it.
-
-        Called for parameters, averages and optimizer states, which a checkpoint stores whole;
-        `name` is the tensor's name there, `shape` its own or that of this rank's rows.
+    def share_of(self, name: str, whole: Tensor) -> Tensor:
+        """Returns this rank's rows of a tensor that a checkpoint holds whole: a parameter, an
+        average, or an optimizer's state. Its name there contains the parameter's.
         """
-        return None
+        return whole
+
+    def whole_shape(self, name: str, shape: torch.Size) -> torch.Size:
+        """Returns the shape of what `whole` returns."""
+        return shape
 
     def whole(self, name: str, share: Tensor) -> tuple[Tensor, int]:
-        """Returns all rows of a tensor that is laid out as this parameter, and the number of this
-        rank's first row. All ranks call it together.
+        """Returns all rows of such a tensor, of which `share` are this rank's, and the number of
+        this rank's first row. All ranks call it together.
         """
         return share, 0
 

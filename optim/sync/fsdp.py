@@ -7,7 +7,7 @@ share is what `Tensor.chunk` returns along the first dimension, so it may be emp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -23,7 +23,6 @@ from optim.sync.ddp import with_loss
 from utils.errors import ConfigError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
-from utils.rows import RowRange
 
 
 class FSDP(Sync):
@@ -103,26 +102,35 @@ class FSDP(Sync):
         with self.dist.waiting():  # every pass is full of messages
             yield
 
-    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None:
-        """Returns the rows of this rank's share. `name` contains the name of a parameter, for an
-        average or an optimizer's state too; what has another shape, as counters, is not split.
-        """
-        owners = [self._split[part] for part in name.split("/") if part in self._split]
-        if not owners or tuple(shape) not in (owners[0].shape, owners[0].to_local().shape):
-            return None
-        owner = owners[0]
+    def share_of(self, name: str, whole: Tensor) -> Tensor:
+        """Returns this rank's rows."""
+        owner = self._owner(name)
+        if owner is None or whole.shape != owner.shape:
+            return whole
         first = min(self.dist.rank * self._most_rows(len(owner)), len(owner))
-        return RowRange(first, first + len(owner.to_local()), len(owner))
+        return whole[first : first + len(owner.to_local())]
+
+    def whole_shape(self, name: str, shape: torch.Size) -> torch.Size:
+        """Returns the parameter's shape for whatever has that of this rank's share. Other states of
+        an optimizer, such as counters, are not split.
+        """
+        owner = self._owner(name)
+        return shape if owner is None or shape != owner.to_local().shape else owner.shape
 
     def whole(self, name: str, share: Tensor) -> tuple[Tensor, int]:
         """Gathers the shares of all ranks, of which the last ones may be shorter."""
-        if name not in self._split:
-            return super().whole(name, share)
-        length = len(self._split[name])
+        owner = self._owner(name)
+        if owner is None or share.shape != owner.to_local().shape:
+            return share, 0
+        length = len(owner)
         rows = self._most_rows(length)
         padded = share.new_zeros(rows, *share.shape[1:])
         padded[: len(share)] = share
         return torch.cat(self.dist.all_gather(padded))[:length], rows * self.dist.rank
+
+    def _owner(self, name: str) -> Any:
+        """Returns the parameter whose name is a part of this one; None if there is none."""
+        return next((self._split[part] for part in name.split("/") if part in self._split), None)
 
     def _most_rows(self, length: int) -> int:
         """Returns how many rows of so many a rank holds; the last ranks may hold fewer."""

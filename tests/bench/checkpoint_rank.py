@@ -69,7 +69,7 @@ class State:
 
     def _load(self, saved: Any) -> None:
         for name, weight in self.weights.items():
-            fill(weight, saved, name)
+            fill(weight, saved[name])
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for torch's own checkpoints."""

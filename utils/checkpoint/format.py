@@ -1,5 +1,5 @@
-"""The files of a checkpoint: safetensors, which may hold some rows of a tensor, and a manifest with
-the size and sha256 of each file.
+"""The files of a checkpoint: one of safetensors for each group of tensors, and a manifest with the
+size and sha256 of each file.
 """
 
 from __future__ import annotations
@@ -7,17 +7,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from utils.errors import brief
 from utils.files import open_plain, read_text
-from utils.rows import RowRange
 
 if TYPE_CHECKING:  # the digest and the report page do without, and are a second faster
-    import torch
     from torch import Tensor
 
 MANIFEST, META = "manifest.json", "meta.json"
@@ -47,7 +46,6 @@ DAMAGE = (
     RecursionError, OverflowError, MemoryError,
 )  # fmt: skip
 CHUNK = 1 << 22  # bytes written, then hashed from the cache
-FileEntry = Mapping[str, int | str]  # of the manifest: `bytes` and `sha256`
 
 
 class Unreadable(ValueError):
@@ -57,95 +55,69 @@ class Unreadable(ValueError):
         super().__init__(f"{file.name}: {why}")
 
 
-class Slice(NamedTuple):
-    """Some rows of a tensor, in memory."""
-
-    tensor: Tensor
-    rows: RowRange
-
-    @classmethod
-    def whole(cls, tensor: Tensor) -> Slice:
-        rows = len(tensor) if tensor.ndim else 1
-        return cls(tensor, RowRange(0, rows, rows))
-
-
-class FileSlice(NamedTuple):
-    """Some rows of a tensor, in a file."""
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file."""
 
     file: Path
     start: int  # of its bytes
     size: int
     dtype: str
-    shape: tuple[int, ...]  # of these rows
-    rows: RowRange
-
-
-@dataclass
-class Stored:
-    """A tensor whose rows lie in one or several files."""
-
-    dtype: str
     shape: tuple[int, ...]
-    slices: list[FileSlice] = field(default_factory=list)  # in the order of their rows
-
-    @property
-    def size(self) -> int:
-        return sum(piece.size for piece in self.slices)
 
     @property
     def meta(self) -> Tensor:
         """Type and shape without content."""
         import torch
 
-        return torch.empty(self.shape, dtype=self._torch_dtype, device="meta")
-
-    @property
-    def _torch_dtype(self) -> torch.dtype:
-        import torch
-
         if self.dtype not in TYPES:
-            raise Unreadable(self.slices[0].file, f"{self.dtype} is a type that is not read here")
-        return getattr(torch, TYPES[self.dtype])
+            raise Unreadable(self.file, f"{self.dtype} is a type that is not read here")
+        return torch.empty(self.shape, dtype=getattr(torch, TYPES[self.dtype]), device="meta")
 
-    def holding(self, first: int, stop: int) -> list[FileSlice]:
-        """The slices that hold some of these rows."""
-        return [
-            piece
-            for piece in self.slices
-            if max(first, piece.rows.first) < min(stop, piece.rows.stop)
-        ]
-
-    def read(self, first: int = 0, stop: int | None = None) -> Tensor:
-        """Reads these rows, by default all, into memory of their own.
-
-        A view into the file may be unaligned, and BLAS rounds by alignment.
+    def read(self) -> Tensor:
+        """Reads it into memory of its own: a view into the file may be unaligned, and BLAS rounds
+        by alignment.
         """
         import torch
 
-        shape = self.shape
-        if shape and stop is not None:
-            shape = (stop - first, *shape[1:])
         # a plan builds nets on the meta device, where nothing could be read
-        out = torch.empty(shape, dtype=self._torch_dtype, device="cpu")
-        self.read_into(out, first)
+        out = torch.empty(self.shape, dtype=self.meta.dtype, device="cpu")
+        self.read_into(content_of(out))
         return out
 
-    def read_into(self, out: Tensor, first: int = 0) -> None:
-        """Fills a contiguous tensor of this type on the CPU with rows, from `first` on."""
-        if not out.numel():
-            return
-        rows = len(out) if out.ndim else 1
-        size = out.nbytes // rows
-        content = content_of(out)
-        for piece in self.holding(first, first + rows):
-            begin, end = max(first, piece.rows.first), min(first + rows, piece.rows.stop)
-            into = content[(begin - first) * size : (end - first) * size]
-            with open_plain(piece.file) as stream:
-                stream.seek(piece.start + (begin - piece.rows.first) * size)
-                while into and (count := stream.readinto(into)):
-                    into = into[count:]
-            if into:
-                raise Unreadable(piece.file, "cut short")
+    def read_into(self, content: memoryview) -> None:
+        """Fills memory with its bytes."""
+        with open_plain(self.file) as stream:
+            stream.seek(self.start)
+            while content and (count := stream.readinto(content)):
+                content = content[count:]
+        if content:
+            raise Unreadable(self.file, "cut short")
+
+
+class OneByOne(Mapping[str, "Tensor"]):
+    """The tensors of a group, each of which is there only when it is accessed. All ranks access
+    all of them, in the order of `shapes`: to bring one may take messages between ranks.
+    """
+
+    def __init__(self, shapes: Mapping[str, Tensor], bring: Callable[[str], Tensor]) -> None:
+        """`shapes` are types and shapes, the same on all ranks; content does not matter."""
+        self.shapes, self._bring = in_file_order(shapes), bring
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._bring(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def in_file_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Puts the widest types first, so that all tensors in a file are aligned."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    return {name: tensors[name] for name in names}
 
 
 def content_of(tensor: Tensor) -> memoryview:
@@ -155,89 +127,34 @@ def content_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def share_of(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Slice]:
-    """Returns what one rank writes of tensors that all ranks hold.
-
-    Laid end to end, they are cut into shares of nearly equal bytes. A row belongs to the share in
-    which its first byte lies.
-    """
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    edges = total * rank // ranks, total * (rank + 1) // ranks
-    share: dict[str, Slice] = {}
-    at = 0
-    for name, tensor in tensors.items():
-        whole = Slice.whole(tensor)
-        rows = whole.rows.of
-        if tensor.nbytes:
-            size = tensor.nbytes // rows
-            first, stop = (min(max(-(-(edge - at) // size), 0), rows) for edge in edges)
-            if stop - first == rows:
-                share[name] = whole
-            elif stop > first:
-                share[name] = Slice(tensor[first:stop], RowRange(first, stop, rows))
-        elif rank == 0:
-            share[name] = whole
-        at += tensor.nbytes
-    return share
-
-
-def write(file: Path, slices: Mapping[str, Slice]) -> FileEntry:
-    """Writes contiguous tensors on the CPU to the disk; returns the file's entry in the manifest.
+def write(file: Path, shapes: Mapping[str, Tensor], tensors: Iterator[Tensor]) -> dict[str, Any]:
+    """Writes a file to the disk; returns its entry in the manifest. Takes contiguous tensors on the
+    CPU from an iterator, one for each of `shapes`.
 
     Nothing is copied on the way, nor read again to be hashed.
     """
-    # the widest types first, so that all tensors are aligned
-    names = sorted(slices, key=lambda name: (-slices[name].tensor.element_size(), name))
-    about, end = {"format": "pt"}, 0
-    rows = {name: each.rows for name, each in slices.items() if each != Slice.whole(each.tensor)}
-    if rows:
-        about["rows"] = json.dumps({name: [each.first, each.of] for name, each in rows.items()})
-    header: dict[str, Any] = {"__metadata__": about}
-    for name in names:
-        tensor = slices[name].tensor
-        start, end = end, end + tensor.nbytes
-        kind = KINDS[str(tensor.dtype).removeprefix("torch.")]
-        header[name] = {"dtype": kind, "shape": [*tensor.shape], "data_offsets": [start, end]}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + shape.nbytes
+        kind = KINDS[str(shape.dtype).removeprefix("torch.")]
+        header[name] = {"dtype": kind, "shape": [*shape.shape], "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    head = memoryview(len(text).to_bytes(8, "little") + text)
     total = hashlib.sha256()
     with open(file, "wb", buffering=0) as stream:
-        head = memoryview(len(text).to_bytes(8, "little") + text)
-        for content in (head, *(content_of(slices[name].tensor) for name in names)):
+        for content in chain([head], map(content_of, islice(tensors, len(shapes)))):
             while content:
                 written = stream.write(content[:CHUNK])
                 total.update(content[:written])
                 content = content[written:]
         os.fsync(stream.fileno())
-    return {"bytes": 8 + len(text) + end, "sha256": total.hexdigest()}
+    return {"bytes": len(head) + end, "sha256": total.hexdigest()}
 
 
-def find_tensors(files: Iterable[Path]) -> dict[str, Stored]:
-    """Returns the tensors in these files. Raises Unreadable unless they hold every row once."""
-    tensors: dict[str, Stored] = {}
-    for file in files:
-        for name, piece in read_header(file).items():
-            shape = (piece.rows.of, *piece.shape[1:]) if piece.shape else ()
-            stored = tensors.setdefault(name, Stored(piece.dtype, shape))
-            if (stored.dtype, stored.shape) != (piece.dtype, shape):
-                raise Unreadable(file, f"holds another {name[:60]} than the other files")
-            stored.slices.append(piece)
-    for name, stored in tensors.items():
-        stored.slices.sort(key=lambda piece: (piece.rows, piece.size))
-        reached = 0
-        for piece in stored.slices:
-            if piece.rows.first != reached:
-                why = f"holds {name[:60]} from row {piece.rows.first} on, others end at {reached}"
-                raise Unreadable(piece.file, why)
-            reached = piece.rows.stop
-        if reached != stored.slices[-1].rows.of:
-            last = stored.slices[-1]
-            raise Unreadable(last.file, f"rows of {name[:60]} are missing from {reached} on")
-    return tensors
-
-
-def read_header(file: Path) -> dict[str, FileSlice]:
-    """Returns the tensors, or rows of tensors, that a file holds."""
+def read_header(file: Path) -> dict[str, Stored]:
+    """Returns the tensors in a file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -245,38 +162,31 @@ def read_header(file: Path) -> dict[str, FileSlice]:
         with open_plain(file) as stream, safe_open(file, framework="np"):
             length = int.from_bytes(stream.read(8), "little")
             header: dict[str, Any] = json.loads(stream.read(length))
-        rows = json.loads(header.pop("__metadata__", {}).get("rows", "{}"))
-        return {
-            name: _slice(file, about, 8 + length, rows.get(name)) for name, about in header.items()
-        }
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, about in header.items():
+            start, end = about["data_offsets"]
+            place = 8 + length + start, end - start
+            tensors[name] = Stored(file, *place, about["dtype"], tuple(about["shape"]))
+        return tensors
     # a disk may give other bytes than it has just given the library
     except (*DAMAGE, SafetensorError) as error:
         raise Unreadable(file, f"cannot be read ({brief(error)})") from None
 
 
-def _slice(file: Path, about: Mapping[str, Any], data: int, place: Any) -> FileSlice:
-    (start, end), shape = about["data_offsets"], tuple(about["shape"])
-    count = shape[0] if shape else 1
-    first, of = map(int, place or (0, count))
-    if not 0 <= first <= of - count:
-        raise ValueError(f"{count} rows from {first} on, of {of}")
-    rows = RowRange(first, first + count, of)
-    return FileSlice(file, data + start, end - start, about["dtype"], shape, rows)
-
-
-def write_manifest(folder: Path, files: Mapping[str, FileEntry]) -> None:
+def write_manifest(folder: Path, files: Mapping[str, dict[str, Any]]) -> None:
     """Writes the manifest of a folder to the disk."""
     write_text(folder / MANIFEST, _manifest(files))
 
 
-def _manifest(files: Mapping[str, FileEntry]) -> str:
+def _manifest(files: Mapping[str, dict[str, Any]]) -> str:
     """The manifest as text, with a sha256 of its own content."""
     known = {name: dict(entry) for name, entry in sorted(files.items())}
     own = hashlib.sha256(json.dumps(known).encode()).hexdigest()
     return json.dumps({"files": known, "sha256": own}, indent=1) + "\n"
 
 
-def write_text(file: Path, text: str) -> FileEntry:
+def write_text(file: Path, text: str) -> dict[str, Any]:
     """Writes a text to the disk; returns its entry in the manifest."""
     with open(file, "w", encoding="utf-8") as stream:
         stream.write(text)
@@ -286,7 +196,7 @@ def write_text(file: Path, text: str) -> FileEntry:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def read_manifest(folder: Path) -> dict[str, FileEntry]:
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the entries of a folder's files by name. Raises Unreadable."""
     file = folder / MANIFEST
     try:
@@ -301,7 +211,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
         raise Unreadable(file, f"cannot be read ({brief(error)})") from None
 
 
-def check_file(file: Path, entry: FileEntry, hashed: bool) -> None:
+def check_file(file: Path, entry: Mapping[str, Any], hashed: bool) -> None:
     """Raises Unreadable unless a file has the size and, if `hashed`, the sha256 of its entry."""
     try:
         size = file.stat().st_size

@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
 
+from contract import Metric
 from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
 from utils.checkpoint.writer import Writer
 from utils.command.root import Config
 from utils.errors import RunError
 from utils.ranks import signals
-from utils.ranks.distributed import Dist
+from utils.rundir.directory import RunDirectory
 
 # bytes of the largest checkpoints that are hashed for the report; the second with exact=true
 DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
 FAILED_SAVES = 3  # in a row, after which the run stops
 REMEDY = "make room there"
-
-
-class Run(Protocol):
-    """The part of a run directory that this module needs."""
-
-    dist: Dist
-    directory: Path
-
-    def say(self, text: str) -> None: ...
-
-    def event(self, name: str, step: int, **facts: Any) -> None: ...
-
-    def check_place(self) -> None: ...
-
-
-class Judge(Protocol):
-    """The metric that decides which checkpoint is the best."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def lower_is_better(self) -> bool: ...
-
-    def improves(self, results: Mapping[str, float], best: float | None) -> bool: ...
 
 
 class Checkpointer:
@@ -55,9 +30,9 @@ class Checkpointer:
     def __init__(
         self,
         config: Config,
-        run: Run,
+        run: RunDirectory,
         saved: Registry,
-        metric: Judge,
+        metric: Metric,
         saved_step: int,
     ) -> None:
         self._config, self._run, self._saved, self._metric = config, run, saved, metric
@@ -124,10 +99,7 @@ class Checkpointer:
         """Waits until the last checkpoint is on the disk; a run must not end without it."""
         step = self._saved.run_state.step
         for _ in range(FAILED_SAVES):
-            # every rank takes part: rank 0 hosts the store, and must not leave before the others
-            # have read the outcome
-            problems = self._run.dist.all_gather_text(self._writer.wait())
-            if not (problem := next(filter(None, problems), "")):
+            if not (problem := self._writer.wait()):
                 return
             self._save(self._best_step == step)
         self._give_up(f"step {step} could not be saved ({problem}); {REMEDY}")
@@ -141,9 +113,7 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # finishes the checkpoint that is being written, but does not wait long after a failure,
-        # when other ranks may be dead
-        self._writer.close(None if kind is None else 5.0)
+        self._writer.close()  # finishes the checkpoint that is being written
 
     def _record(self, folder: Path) -> None:
         """Logs a checkpoint that was written, with its digest where that is cheap."""
@@ -166,9 +136,8 @@ class Checkpointer:
         return True
 
     def _forget_lost_best(self) -> None:
-        self._writer.wait()
-        if self._writer.best_failed:
-            self._saved.run_state.best, self._writer.best_failed = self._best_before, False
+        if self._writer.take_best_failed():
+            self._saved.run_state.best = self._best_before
 
     def _save(self, better: bool) -> None:
         self._run.check_place()

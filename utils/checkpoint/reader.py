@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from utils.checkpoint import format
 from utils.checkpoint.folders import put_back, read_pointer, steps_in
-from utils.checkpoint.format import MANIFEST, META, FileEntry, Stored, Unreadable
+from utils.checkpoint.format import MANIFEST, META, Stored, Unreadable
 from utils.errors import ConfigError, brief, visible
 from utils.files import first_problem, read_text
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the digest does without, and answers a second earlier
     from torch import Tensor
 
 T = TypeVar("T")
-GROUP = re.compile(r"([^./]+)(\.\d+)?\.safetensors")  # written by one process, or by this rank
+GROUP = re.compile(r"([^./]+)\.safetensors")
 ANOTHER = "use another step_* folder"
 
 
@@ -57,9 +57,9 @@ class Checkpoint:
     """A checkpoint whose tensors are read when they are asked for."""
 
     folder: Path
+    files: dict[str, Path]  # by group
     groups: dict[str, dict[str, Stored]]
     meta: dict[str, Any] = field(default_factory=dict)
-    sha256: dict[str, str] = field(default_factory=dict)  # of the groups' files, as they should be
 
     @property
     def tensors(self) -> dict[str, Stored]:
@@ -171,8 +171,8 @@ def step_folder(path: Path) -> Path:
 
 
 def verify(folder: Path, hashed: bool = True) -> str:
-    """Empty when every file of a step folder is as it was written and all rows are there, else one
-    line: the file, and what is wrong. Unless it is `hashed`, the content of tensors may differ.
+    """Empty when every file of a step folder is as it was written, else one line: the file, and
+    what is wrong. Unless it is `hashed`, the content of tensors may differ.
     """
     try:
         _open_folder(folder, None, hashed)
@@ -204,8 +204,8 @@ def _open(
     if not is_weights(path):
         return reading(path, lambda folder: read(_open_folder(folder, only, hashed)))
     try:
-        tensors = format.find_tensors([path])
-        return read(Checkpoint(path.parent, {next(iter(only or ["model"])): tensors}))
+        group = next(iter(only or ["model"]))
+        return read(Checkpoint(path.parent, {group: path}, {group: format.read_header(path)}))
     except Unreadable as error:
         raise ConfigError(
             str(error),
@@ -218,20 +218,16 @@ def _open(
 
 def _open_folder(folder: Path, only: Collection[str] | None, hashed: bool) -> Checkpoint:
     files = format.read_manifest(folder)
-    checkpoint = Checkpoint(folder, {}, _meta(folder, files))
-    groups: dict[str, list[str]] = {}
+    checkpoint = Checkpoint(folder, {}, {}, _meta(folder, files))
     for name in files:
         if (match := GROUP.fullmatch(name)) and (only is None or match[1] in only):
-            groups.setdefault(match[1], []).append(name)
-    for group, names in groups.items():
-        for name in names:
             format.check_file(folder / name, files[name], hashed)
-            checkpoint.sha256[name] = str(files[name]["sha256"])
-        checkpoint.groups[group] = format.find_tensors(folder / name for name in names)
+            checkpoint.files[match[1]] = folder / name
+            checkpoint.groups[match[1]] = format.read_header(folder / name)
     return checkpoint
 
 
-def _meta(folder: Path, files: dict[str, FileEntry]) -> dict[str, Any]:
+def _meta(folder: Path, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if META not in files:
         raise Unreadable(folder / META, f"not in {MANIFEST}")
     format.check_file(folder / META, files[META], hashed=True)
@@ -248,6 +244,5 @@ def _digest(folder: Path) -> str:
     total = hashlib.sha256()
     for name, stored in sorted(tensors.items()):
         total.update(json.dumps([name, stored.dtype, stored.shape, stored.size]).encode())
-        for piece in stored.slices:
-            format.hash_into(total, piece.file, piece.start, piece.size)
+        format.hash_into(total, stored.file, stored.start, stored.size)
     return total.hexdigest()

@@ -1,34 +1,31 @@
 """What a run saves. Each group of tensors is registered by name; the checkpoint code knows no
 names.
+
+A checkpoint holds whole tensors. On its way out, rank 0 gets each whole: `Registry.snapshot`. On
+its way in, rank 0 broadcasts each, and every rank keeps its share: `from_rank_0`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from utils import revision
-from utils.checkpoint.format import Slice, Stored
-from utils.errors import ConfigError, short
-from utils.rows import RowRange
+from utils.checkpoint.format import OneByOne, Stored, Unreadable
+from utils.errors import ConfigError, brief, short
+from utils.ranks.distributed import Dist
+from utils.transfer import local
 
 Tensors = Mapping[str, Tensor]
-ByShard = Mapping[int, Tensors]
-Saved = Mapping[str, Stored]  # one group
-Like = Callable[[Tensors, int], Tensors]
-# parts of a net that are loaded from files of their own: `path` and `sha256` of each
-FrozenFiles = Mapping[str, Mapping[str, str]]
-S = TypeVar("S")
 SHARDS = "shards"  # the group of all that belongs to shards: `3/carry/state`
 EVALUATED = "the evaluation set "  # and its name: a part of the data
 OTHERWISE = "use a checkpoint of this command"
-BYTES_AT_ONCE = 1 << 26  # bytes on their way to a device
 
 
 @dataclass
@@ -57,7 +54,8 @@ class Origin:
     data: Mapping[str, str]  # texts by which each part of its data is recognised
     wandb_id: str | None
     lr: float  # the schedule's rate at the last step
-    frozen: FrozenFiles
+    # parts of a net that are loaded from files of their own: `path` and `sha256` of each
+    frozen: Mapping[str, Mapping[str, str]]
     # the arguments of runs that this one needs, by the keys that hold their paths
     needed_runs: Mapping[str, str] = field(default_factory=dict)
     code: str = field(default_factory=revision.summary)
@@ -90,65 +88,23 @@ class Origin:
         return lines
 
 
-class RowRanges(Protocol):
-    """Knows which rows of a tensor this rank holds: see `optim/sync/base.py`."""
+class Split(Protocol):
+    """Knows which tensors are split over ranks: see `optim/sync/base.py`."""
 
-    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None: ...
+    dist: Dist
 
+    def whole(self, name: str, share: Tensor) -> tuple[Tensor, int]: ...
 
-class RowsOfRank(Tensors):
-    """The tensors of a saved group, each cut to this rank's rows. Lazy: reads a tensor when it is
-    accessed.
-    """
+    def whole_shape(self, name: str, shape: torch.Size) -> torch.Size: ...
 
-    def __init__(self, saved: Saved, row_ranges: RowRanges) -> None:
-        self._saved, self._row_ranges = saved, row_ranges
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._saved)
-
-    def __len__(self) -> int:
-        return len(self._saved)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._saved[name].read(*self._range(name))
-
-    def read_into(self, name: str, tensor: Tensor) -> None:
-        """Reads into a live tensor, block by block if device or dtype differ."""
-        saved, (first, stop) = self._saved[name], self._range(name)
-        live = _local(tensor)
-        if live.ndim:
-            live[stop - first :].zero_()  # padding of the last rank's block
-            live = live[: stop - first]
-        if live.is_cpu and live.is_contiguous() and live.dtype == saved.meta.dtype:
-            saved.read_into(live, first)
-        elif not live.ndim:
-            live.copy_(saved.read())
-        else:
-            at_once = max(1, BYTES_AT_ONCE * len(live) // max(1, live.nbytes))
-            for start in range(0, len(live), at_once):
-                block = live[start : start + at_once]
-                block.copy_(saved.read(first + start, first + start + len(block)))
-
-    def files(self) -> set[str]:
-        """The files in which these rows lie."""
-        return {
-            piece.file.name
-            for name, saved in self._saved.items()
-            for piece in saved.holding(*self._range(name))
-        }
-
-    def _range(self, name: str) -> tuple[int, int]:
-        shape = self._saved[name].shape
-        rows = self._row_ranges.row_range(name, shape)
-        return rows[:2] if rows else (0, shape[0] if shape else 1)
+    def share_of(self, name: str, whole: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class _Group(Generic[S]):
-    state: Callable[[], S]
-    load: Callable[[S], object]
-    like: Like
+class _Group:
+    state: Callable[[], Any]
+    load: Callable[[Any], object]
+    like: Callable[[Tensors, int], Tensors]
     any_precision: bool
     otherwise: str = OTHERWISE
 
@@ -160,20 +116,20 @@ class Registry:
     """The groups of tensors that a run's checkpoints hold, its progress, and its origin."""
 
     def __init__(
-        self, origin: Callable[[], Origin], row_ranges: RowRanges, owned: Iterable[int] = ()
+        self, origin: Callable[[], Origin], split: Split, owned: Iterable[int] = ()
     ) -> None:
         """`owned` are this rank's shards."""
         self.run_state, self.origin = RunState(), origin
-        self._row_ranges, self.owned = row_ranges, list(owned)
-        self._shared: dict[str, _Group[Tensors]] = {}
-        self._by_shard: dict[str, _Group[ByShard]] = {}
+        self.split, self._owned = split, [str(shard) for shard in owned]
+        self._shared: dict[str, _Group] = {}
+        self._by_shard: dict[str, _Group] = {}
 
     def add(
         self,
         name: str,
         state: Callable[[], Tensors],
         load: Callable[[Tensors], object],
-        like: Like | None = None,
+        like: Callable[[Tensors, int], Tensors] | None = None,
         any_precision: bool = False,
         otherwise: str = OTHERWISE,
     ) -> None:
@@ -181,8 +137,8 @@ class Registry:
 
         Args:
             name: the group's name in checkpoints.
-            state: returns its live tensors.
-            load: restores them; gets this rank's rows of a saved `state`.
+            state: returns its live tensors, of the same names on all ranks.
+            load: restores them; gets this rank's share of a saved `state`, one by one.
             like: called with a checkpoint's tensors and step; returns the names, shapes and types
                 that they must have. Default: those of `state` now.
             any_precision: whether floats of other types are accepted.
@@ -196,9 +152,9 @@ class Registry:
     def add_by_shard(
         self,
         name: str,
-        state: Callable[[], ByShard],
-        load: Callable[[ByShard], object],
-        like: Like,
+        state: Callable[[], Mapping[int, Tensors]],
+        load: Callable[[Mapping[int, Tensors]], object],
+        like: Callable[[Tensors, int], Tensors],
         any_precision: bool = False,
     ) -> None:
         """Registers state that belongs to shards; each rank has that of its own shards.
@@ -212,81 +168,122 @@ class Registry:
         """The groups that a checkpoint of this run holds."""
         return [*self._shared, *([SHARDS] if self._by_shard else [])]
 
-    def snapshot(self) -> tuple[dict[str, dict[str, Tensor | Slice]], dict[str, Any]]:
-        """Returns all that a run needs to continue bit by bit: groups of tensors for
-        `Writer.save`, and values for JSON.
+    def snapshot(self) -> tuple[dict[str, OneByOne], dict[str, Any]]:
+        """Returns all that a run needs to continue bit by bit: groups of tensors, each of which
+        comes whole to rank 0, and values for JSON.
         """
-        groups = {name: self._held(group.state()) for name, group in self._shared.items()}
+        groups = {name: self._gathered(group.state()) for name, group in self._shared.items()}
         if self._by_shard:
-            groups[SHARDS] = {
-                f"{shard}/{name}/{key}": Slice.whole(tensor)
-                for name, group in self._by_shard.items()
-                for shard, tensors in group.state().items()
-                for key, tensor in tensors.items()
-            }
+            groups[SHARDS] = self._of_all_shards()
         return groups, asdict(self.run_state) | asdict(self.origin())
 
-    def check(self, saved: Mapping[str, Saved], step: int) -> None:
-        """Raises ConfigError unless every group can load a checkpoint. Reads no tensors yet."""
+    def check(self, saved: Mapping[str, Tensors], step: int) -> None:
+        """Raises ConfigError unless every group can load a checkpoint, given without content."""
         for name in self.names:
             if name not in saved:
                 fix = self._shared[name].otherwise if name in self._shared else OTHERWISE
                 raise ConfigError(f"it holds no {name}; {fix}")
         for name, group in self._shared.items():
-            group.check(_shapes(saved[name]), step, name)
-        for shard, tensors in self._own_shards(saved).items():
-            shapes = _shapes(tensors)
+            group.check(saved[name], step, name)
+        for shard in self._owned if self._by_shard else ():
+            shapes = _within(shard, saved[SHARDS])
             for name, by_shard in self._by_shard.items():
                 by_shard.check(_within(name, shapes), step, f"shard {shard}, {name}")
             for key in shapes:
                 if key.partition("/")[0] not in self._by_shard:
                     raise ConfigError(
-                        f"shard {shard}: it holds {key}, which this run has not; use the code that"
-                        " wrote it"
+                        f"shard {shard}: it holds {key}, which this run does not have; use the code"
+                        " that wrote it"
                     )
 
-    def files(self, saved: Mapping[str, Saved]) -> set[str]:
-        """Returns the files of a checkpoint that `load` reads on this rank."""
-        every = [RowsOfRank(saved[name], self._row_ranges).files() for name in self._shared]
-        for tensors in self._own_shards(saved).values():
-            every += [{piece.file.name for piece in stored.slices} for stored in tensors.values()]
-        return set().union(*every)
-
-    def load(self, saved: Mapping[str, Saved]) -> None:
+    def load(self, saved: Mapping[str, OneByOne]) -> None:
         """Restores all groups from a checkpoint that `check` has accepted."""
         for name, group in self._shared.items():
-            group.load(RowsOfRank(saved[name], self._row_ranges))
-        read = {
-            shard: {name: stored.read() for name, stored in tensors.items()}
-            for shard, tensors in self._own_shards(saved).items()
-        }
+            group.load(saved[name])
+        own: dict[str, dict[str, Tensor]] = {shard: {} for shard in self._owned}
+        for key, tensor in saved[SHARDS].items() if self._by_shard else ():
+            shard, _, name = key.partition("/")
+            if shard in own:
+                own[shard][name] = tensor
         for name, by_shard in self._by_shard.items():
-            by_shard.load({shard: _within(name, tensors) for shard, tensors in read.items()})
+            by_shard.load({int(shard): _within(name, tensors) for shard, tensors in own.items()})
 
-    def _own_shards(self, saved: Mapping[str, Saved]) -> dict[int, dict[str, Stored]]:
-        if not self._by_shard:
-            return {}
-        return {shard: _within(str(shard), saved[SHARDS]) for shard in self.owned}
+    def _gathered(self, held: Tensors) -> OneByOne:
+        """The tensors that all ranks share, whole."""
+        whole = self.split.whole
+        return OneByOne(self._whole(held), lambda name: whole(name, local(held[name]))[0])
+
+    def _of_all_shards(self) -> OneByOne:
+        """The tensors of all shards, each sent to rank 0 by the rank that has it."""
+        dist, shapes, owners = self.split.dist, dict[str, Tensor](), dict[str, int]()
+        own = {
+            f"{shard}/{name}/{key}": tensor.detach()
+            for name, group in self._by_shard.items()
+            for shard, tensors in group.state().items()
+            for key, tensor in tensors.items()
+        }
+        for rank, text in enumerate(dist.all_gather_text(described(own))):
+            of_rank = from_description(text)
+            shapes |= of_rank
+            owners |= dict.fromkeys(of_rank, rank)
+        return OneByOne(
+            shapes, lambda name: dist.to_main(owners[name], own.get(name, shapes[name]))
+        )
 
     def _whole(self, tensors: Tensors) -> Tensors:
-        """Gives tensors the shapes that they have in a checkpoint."""
-        shapes = dict(tensors)
-        for name, tensor in tensors.items():
-            if rows := self._row_ranges.row_range(name, tensor.shape):
-                shape = (rows.of, *tensor.shape[1:])
-                shapes[name] = torch.empty(shape, dtype=tensor.dtype, device="meta")
-        return shapes
+        """Gives tensors, without their content, the shapes that they have in a checkpoint."""
+        shape = self.split.whole_shape
+        return {
+            name: torch.empty(shape(name, tensor.shape), dtype=tensor.dtype, device="meta")
+            for name, tensor in tensors.items()
+        }
 
-    def _held(self, tensors: Tensors) -> dict[str, Tensor | Slice]:
-        """Returns the tensors, or this rank's rows of them."""
-        held: dict[str, Tensor | Slice] = {}
-        for name, tensor in tensors.items():
-            rows = self._row_ranges.row_range(name, tensor.shape)
-            if rows is None or rows.of == 0:
-                held[name] = _local(tensor)
-            elif rows.stop > rows.first:
-                held[name] = Slice(_local(tensor)[: rows.stop - rows.first], rows)
-        return held
+
+def from_rank_0(shapes: Tensors, stored: Mapping[str, Stored], split: Split) -> OneByOne:
+    """Returns a saved group, of which each rank gets its share. Rank 0 alone has it `stored`, and
+    broadcasts one tensor after another. All raise Unreadable if rank 0 cannot read one.
+    """
+    dist = split.dist
+
+    def bring(name: str) -> Tensor:
+        content = torch.zeros(shapes[name].nbytes + 1, dtype=torch.uint8)
+        failure = Unreadable(Path(name), "rank 0 cannot read it")
+        if dist.is_main:
+            try:
+                stored[name].read_into(content[:-1].numpy().data)
+                content[-1] = 1  # tells the other ranks that the rest is to be used
+            except Unreadable as error:
+                failure = error
+            except OSError as error:  # a run that goes on has just deleted it
+                failure = Unreadable(stored[name].file, brief(error))
+        message = content.to(dist.device)
+        dist.broadcast(message)
+        content = message.cpu()
+        if not content[-1]:
+            raise failure
+        whole = content[:-1].view(shapes[name].dtype).view(shapes[name].shape)
+        share = split.share_of(name, whole)
+        return share if share is whole else share.clone()  # which lets go of the other rows
+
+    return OneByOne(shapes, bring)
+
+
+def described(tensors: Tensors) -> str:
+    """Types and shapes as text, for other ranks."""
+    return json.dumps(
+        {
+            name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+            for name, tensor in tensors.items()
+        }
+    )
+
+
+def from_description(text: str) -> dict[str, Tensor]:
+    """Returns tensors of these types and shapes, without content."""
+    return {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        for name, (dtype, *shape) in json.loads(text).items()
+    }
 
 
 def check_alike(live: Tensors, saved: Tensors, what: str, any_precision: bool = False) -> None:
@@ -310,118 +307,15 @@ def check_alike(live: Tensors, saved: Tensors, what: str, any_precision: bool = 
     for key in saved:
         if key not in live:
             raise ConfigError(
-                f"{what}: it holds {key}, which this model has not; use the arch of the run that"
-                " wrote it"
+                f"{what}: it holds {key}, which this model does not have; use the arch of the run"
+                " that wrote it"
             )
 
 
-def _local(tensor: Any) -> Tensor:
-    """Returns this rank's part of a DTensor as a plain tensor; other tensors as they are."""
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
-
-
-def _shapes(saved: Saved) -> Tensors:
-    return {name: stored.meta for name, stored in saved.items()}
-
-
-def _within(name: str, tensors: Mapping[str, S]) -> dict[str, S]:
+def _within(name: str, tensors: Tensors) -> dict[str, Tensor]:
     """Returns what lies under a name, without that name in front."""
     return {
         key.removeprefix(f"{name}/"): tensor
         for key, tensor in tensors.items()
         if key.startswith(f"{name}/")
     }
-
-
-class Carries:
-    """State that slots carry from step to step: by micro-batch in training, by shard when saved.
-
-    Only the objective knows what a carry contains.
-    """
-
-    def __init__(self, shard_groups: Sequence[Sequence[int]], fresh: Callable[[], Any]) -> None:
-        """`shard_groups` are this rank's shards, one group for each micro-batch.
-
-        `fresh` makes the initial carry of one shard, which restored carries must match.
-        """
-        self._shard_groups = shard_groups
-        self._fresh = functools.cache(
-            lambda: {name: tensor.to("meta") for name, tensor in flatten(fresh()).items()}
-        )
-        self._carries: list[Any] = [None] * len(shard_groups)
-        # what a checkpoint held, until the first step asks for it
-        self._saved: ByShard = {}
-
-    def get(self, number: int, fresh: Callable[[], Any]) -> Any:
-        """Returns the carry of a micro-batch, by its number; `fresh` makes its first one."""
-        if self._carries[number] is not None:
-            return self._carries[number]
-        carry, shards = fresh(), self._shard_groups[number]
-        saved = [self._saved[shard] for shard in shards if self._saved.get(shard)]
-        if len(saved) < len(shards):
-            return carry
-        joined = {name: torch.cat([shard[name] for shard in saved]) for name in saved[0]}
-        return map_tensors(lambda name, old: joined[name].to(old.device, old.dtype), carry)
-
-    def put(self, carries: Iterable[Any]) -> None:
-        """Stores the carries after a step; None makes a micro-batch begin with a fresh one."""
-        self._carries, self._saved = list(carries), {}
-
-    def state(self) -> dict[int, Tensors]:
-        """Returns every shard's carry for a checkpoint; before the first step, the restored one."""
-        by_shard = {
-            shard: self._saved.get(shard, {}) for group in self._shard_groups for shard in group
-        }
-        for shards, carry in zip(self._shard_groups, self._carries, strict=True):
-            if carry is not None:
-                count = len(shards)
-                cut = {
-                    name: tensor.unflatten(0, (count, len(tensor) // count))
-                    for name, tensor in flatten(carry).items()
-                }
-                for number, shard in enumerate(shards):
-                    by_shard[shard] = {name: tensor[number] for name, tensor in cut.items()}
-        return by_shard
-
-    def like(self, saved: Tensors, step: int) -> Tensors:
-        """Returns the shapes that a shard's saved carry must have: those of a fresh carry, or none
-        if nothing was saved.
-        """
-        return self._fresh() if saved else {}
-
-    def load(self, saved: ByShard) -> None:
-        """Restores saved carries, however they were grouped into micro-batches."""
-        self._carries, self._saved = [None] * len(self._shard_groups), saved
-
-
-def flatten(value: Any) -> dict[str, Tensor]:
-    """Every tensor in dataclasses, dicts, tuples and lists, named by its path: `state/0`,
-    `batch/inputs`.
-    """
-    tensors: dict[str, Tensor] = {}
-    map_tensors(tensors.setdefault, value)
-    return tensors
-
-
-def map_tensors(function: Callable[[str, Tensor], Tensor], value: Any, name: str = "") -> Any:
-    """Applies a function to the path and content of every tensor; returns the same structure."""
-
-    def below(key: object, child: Any) -> Any:
-        return map_tensors(function, child, f"{name}/{key}" if name else str(key))
-
-    if value is None:
-        return None
-    if isinstance(value, Tensor):
-        return function(name, value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [item.name for item in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{key: below(key, getattr(value, key)) for key in names})
-    if isinstance(value, Mapping):
-        return {key: below(key, child) for key, child in value.items()}
-    if isinstance(value, tuple | list):
-        items = [below(index, child) for index, child in enumerate(value)]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    raise TypeError(
-        f"{name or 'the value'} is of type {type(value).__name__}; state is made of tensors, None,"
-        " dataclasses, dicts, tuples and lists"
-    )

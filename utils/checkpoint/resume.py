@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -18,7 +17,7 @@ from yaml import YAMLError
 
 from utils.checkpoint import format, reader
 from utils.checkpoint.folders import steps_in
-from utils.checkpoint.reader import Checkpoint
+from utils.checkpoint.format import Stored
 from utils.checkpoint.registry import (
     EVALUATED,
     Origin,
@@ -26,11 +25,14 @@ from utils.checkpoint.registry import (
     RunState,
     Tensors,
     check_alike,
+    described,
+    from_description,
+    from_rank_0,
 )
 from utils.command.keys import fields_of, run_values
 from utils.command.marks import MAY_CHANGE, SAME_RUN
 from utils.command.root import Config
-from utils.errors import ConfigError, brief, said_of, short, visible
+from utils.errors import ConfigError, said_of, short, visible
 from utils.files import read_text
 from utils.ranks.distributed import Dist
 
@@ -135,13 +137,14 @@ def restore(
 ) -> Start:
     """Restores the checkpoint that the run starts from, the same one on all ranks.
 
-    If it is damaged or does not fit, says so and tries the one before it. Each rank reads only what
-    it keeps, after all ranks have found their files undamaged.
+    If it is damaged or does not fit, says so and tries the one before it.
     """
     while start.folder is not None:
         with dist.agreed():
             check_fits(start, config, saved.origin(), total_steps)
-        if not (problem := _load(start.folder, start.step, saved, dist)):
+        with dist.unhurried():
+            problem = _load(start.folder, start.step, saved, dist)
+        if not problem:
             saved.run_state.load(start.meta)
             if not config.eval_only:
                 for line in saved.origin().differences(start.meta):
@@ -198,73 +201,50 @@ def _broadcast_start(dist: Dist, decide: Callable[[], Start]) -> Start:
 
 
 def _load(folder: Path, step: int, saved: Registry, dist: Dist) -> str:
-    """Loads this rank's share of a checkpoint. Returns an empty string, or why no rank can use it,
+    """Loads a checkpoint, which rank 0 reads. Returns an empty string, or why no rank can use it,
     the same on all.
     """
-    checkpoint, problem = Checkpoint(folder, {}), ""
+    stored: dict[str, dict[str, Stored]] = {}
+    problem = ""
+    with dist.agreed():
+        if dist.is_main:
+            try:
+                stored = reader.open_checkpoint(folder, saved.names, hashed=True).groups
+            except ConfigError as error:
+                problem = error.what  # the caller has another checkpoint, or says what to do
+        text = json.dumps({group: described(_shapes(stored[group])) for group in stored})
+    if problem := dist.broadcast_text(problem):
+        return problem
+    shapes = {
+        group: from_description(of_group)
+        for group, of_group in json.loads(dist.broadcast_text(text)).items()
+    }
     with dist.agreed():
         try:
-            checkpoint = reader.open_checkpoint(folder, saved.names)
-            saved.check(checkpoint.groups, step)
+            saved.check(shapes, step)
         except ConfigError as error:
-            problem = error.what  # the caller has another checkpoint, or says what to do
+            problem = error.what
     if problem := _first(problem, dist):
         return problem
-    if problem := damage_seen_by_any(checkpoint, saved.files(checkpoint.groups), dist):
-        return f"{folder.name} is damaged ({problem})"
-    with dist.agreed():
-        try:
-            saved.load(checkpoint.groups)
-        except (OSError, format.Unreadable) as error:  # a run that goes on has just deleted it
-            problem = f"{folder.name} is damaged ({brief(error)})"
+    try:
+        saved.load(
+            {
+                group: from_rank_0(shapes[group], stored.get(group, {}), saved.split)
+                for group in saved.names
+            }
+        )
+    except format.Unreadable as error:
+        problem = f"{folder.name} is damaged ({error})"
     return _first(problem, dist)
+
+
+def _shapes(stored: Mapping[str, Stored]) -> Tensors:
+    return {name: each.meta for name, each in stored.items()}
 
 
 def _first(problem: str, dist: Dist) -> str:
     """The first problem that any rank has, the same on all."""
     return next(filter(None, dist.all_gather_text(problem)), "")
-
-
-def damage_seen_by_any(checkpoint: Checkpoint, names: Collection[str], dist: Dist) -> str:
-    """Empty if the files that each rank is about to read are as they were written, also on its own
-    host; else one line, the same on all ranks.
-
-    On each host, a file is hashed by one of the ranks that read it.
-    """
-    stated = {name: checkpoint.sha256[name] for name in names if name in checkpoint.sha256}
-    texts = dist.all_gather_text(json.dumps([gethostname(), stated]))
-    everyone: list[tuple[str, dict[str, str]]] = [json.loads(text) for text in texts]
-    expected = {name: sha256 for _, files in reversed(everyone) for name, sha256 in files.items()}
-    problem = ""
-    for name, sha256 in stated.items():  # hosts may see different manifests
-        if sha256 != expected[name]:
-            problem = f"{name}: sha256 differs"
-    for name in files_to_hash(everyone, dist.rank):
-        try:
-            if format.sha256_of(checkpoint.folder / name) != stated[name]:
-                problem = f"{name}: sha256 differs"
-        except OSError as error:
-            problem = f"{name}: cannot be read ({brief(error)})"
-    problems = enumerate(dist.all_gather_text(problem))
-    where = " on rank {}" if dist.world_size > 1 else ""
-    return next((f"{found}{where.format(rank)}" for rank, found in problems if found), "")
-
-
-def files_to_hash(everyone: Sequence[tuple[str, Collection[str]]], rank: int) -> list[str]:
-    """Returns the files that this rank hashes, given the host and the files of every rank.
-
-    Each host hashes each file that its ranks read, once: by its number among the files of all
-    ranks, so that ranks which read different files agree on who does.
-    """
-    host = everyone[rank][0]
-    hashed = []
-    for number, name in enumerate(sorted({name for _, files in everyone for name in files})):
-        readers = [
-            other for other, (at, files) in enumerate(everyone) if at == host and name in files
-        ]
-        if readers and readers[number % len(readers)] == rank:
-            hashed.append(name)
-    return hashed
 
 
 def _weights_to_evaluate(path: Path) -> Start:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.checkpoint import format, published, reader
-from utils.checkpoint.format import META, SUFFIX, FileEntry, Slice, Stored
+from utils.checkpoint.format import META, SUFFIX, Stored
 from utils.errors import ConfigError, brief, visible
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
-BYTES_AT_ONCE = 1 << 26  # of a tensor that are compared at once
+AT_ONCE = 1 << 24  # values of a tensor that are compared at once
 
 
 def show(path: str) -> str:
     """A checkpoint's step, what has written it, and every tensor with its type, shape, size and
-    files.
+    file.
     """
     checkpoint = reader.open_checkpoint(path)
     meta, tensors = checkpoint.meta, checkpoint.tensors
@@ -35,7 +35,7 @@ def show(path: str) -> str:
     written += [" ".join(meta["code"].split())] if meta.get("code") else []
     lines = [
         f"{visible(str(checkpoint.folder))}: step {meta.get('step', 'unknown')},"
-        f" {len(tensors)} tensors, {total:,} bytes in {len(checkpoint.sha256)} files",
+        f" {len(tensors)} tensors, {total:,} bytes in {len(checkpoint.files)} files",
         *([f"written by {', '.join(written)}"] if written else []),
         *_table({name: _row(stored) for name, stored in tensors.items()}),
     ]
@@ -129,19 +129,17 @@ def _compare(one: Stored, other: Stored) -> dict[str, Any]:
     """Returns how two tensors differ; empty if all their bits are equal."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return {"why": f"{one.dtype} {list(one.shape)} and {other.dtype} {list(other.shape)}"}
-    rows = one.shape[0] if one.shape else 1
-    at_once = max(1, BYTES_AT_ONCE * rows // max(1, one.size))
-    count, largest, same = 0, 0.0, True
-    for first in range(0, rows, at_once):
-        here, there = (stored.read(first, min(rows, first + at_once)) for stored in (one, other))
-        if format.content_of(here) != format.content_of(there):
-            same = False
-            here, there = here.double(), there.double()
-            gaps = (here - there)[here != there].abs().nan_to_num(nan=math.inf)
-            count += len(gaps)
-            largest = max([largest, *gaps.topk(min(1, len(gaps))).values.tolist()])
-    if same:
+    here, there = one.read(), other.read()
+    if format.content_of(here) == format.content_of(there):
         return {}
+    count, largest = 0, 0.0
+    for some, others in zip(
+        here.view(-1).split(AT_ONCE), there.view(-1).split(AT_ONCE), strict=True
+    ):
+        some, others = some.double(), others.double()
+        gaps = (some - others)[some != others].abs().nan_to_num(nan=math.inf)
+        count += len(gaps)
+        largest = max([largest, *gaps.topk(min(1, len(gaps))).values.tolist()])
     return {
         "shape": list(one.shape),
         "largest": largest if math.isfinite(largest) else None,
@@ -158,9 +156,7 @@ def _difference(tensor: dict[str, Any]) -> str:
 
 
 def _row(stored: Stored) -> tuple[str, ...]:
-    files = ", ".join(piece.file.name for piece in stored.slices[:3])
-    more = ", …" * (len(stored.slices) > 3)
-    return stored.dtype, str(list(stored.shape)), f"{stored.size:,}", files + more
+    return stored.dtype, str(list(stored.shape)), f"{stored.size:,}", stored.file.name
 
 
 def _table(rows: dict[str, tuple[str, ...]]) -> list[str]:
@@ -183,13 +179,14 @@ def _refuse_existing(folder: Path) -> None:
 
 def _write_folder(folder: Path, weights: Mapping[str, Tensor], texts: Mapping[str, str]) -> int:
     """Writes weights and texts into a new folder; returns how many values the weights have."""
-    files: dict[str, FileEntry] = {}
+    files: dict[str, dict[str, Any]] = {}
     try:
         folder.mkdir(parents=True)
         for name, text in texts.items():
             files[name] = format.write_text(folder / name, text)
-        slices = {name: Slice.whole(tensor) for name, tensor in weights.items()}
-        files[f"model{SUFFIX}"] = format.write(folder / f"model{SUFFIX}", slices)
+        ordered = format.in_file_order(weights)
+        file = f"model{SUFFIX}"
+        files[file] = format.write(folder / file, ordered, iter(ordered.values()))
         format.write_manifest(folder, files)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)

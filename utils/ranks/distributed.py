@@ -33,8 +33,6 @@ class Dist:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     timeout_s: float = 600.0
     watch: Watch | None = field(default=None, repr=False)
-    # for helper threads, which must not enter collectives
-    store: c10d.Store | None = field(default=None, repr=False)
 
     @property
     def is_main(self) -> bool:
@@ -52,6 +50,10 @@ class Dist:
         ends the run.
         """
         return nullcontext() if self.watch is None else self.watch.waiting()
+
+    def unhurried(self) -> AbstractContextManager[None]:
+        """A context in which ranks wait for rank 0's disk, which may be as slow as it likes."""
+        return nullcontext() if self.watch is None else self.watch.unhurried()
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sums a tensor over all ranks, in place."""
@@ -104,31 +106,39 @@ class Dist:
         """Returns the tensors of all ranks on rank 0, on the CPU, and None on other ranks. Their
         types and shapes may differ.
         """
-        # gloo cannot read the memory of a GPU
-        on_device = self.world_size > 1 and c10d.get_backend() == "nccl"
-        device = self.device if on_device else torch.device("cpu")
         dtype = str(tensor.dtype).removeprefix("torch.")
         shapes = self.all_gather_text(" ".join([dtype, *map(str, tensor.shape)]))
         if not self.is_main:
-            # sent as bytes, because backends send few types; cloned, because `contiguous` keeps the
-            # strides of a single element
-            contiguous = tensor.clone(memory_format=torch.contiguous_format)
-            content = contiguous.view(-1).view(torch.uint8)
-            if len(content):
-                with self.waiting():
-                    c10d.send(content.to(device), dst=0)
+            self.to_main(self.rank, tensor)
             return None
         tensors = [tensor.cpu()]
         for rank, text in enumerate(shapes[1:], start=1):
             dtype, *shape = text.split()
-            part = torch.empty([*map(int, shape)], dtype=getattr(torch, dtype))
-            if part.numel():
-                content = torch.empty(part.nbytes, dtype=torch.uint8, device=device)
-                with self.waiting():
-                    c10d.recv(content, src=rank)
-                part = content.cpu().view(part.dtype).view(part.shape)
-            tensors.append(part)
+            like = torch.empty([*map(int, shape)], dtype=getattr(torch, dtype), device="meta")
+            tensors.append(self.to_main(rank, like))
         return tensors
+
+    def to_main(self, source: int, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns rank `source`'s tensor on rank 0, on the CPU if it comes from another rank. Only
+        the two need to call it; rank 0 gives a tensor of that type and shape, without content.
+        """
+        if source == 0 or self.rank not in (0, source):
+            return tensor
+        if not tensor.numel():
+            return torch.empty_like(tensor, device="cpu")
+        # gloo cannot read the memory of a GPU
+        device = self.device if c10d.get_backend() == "nccl" else torch.device("cpu")
+        if not self.is_main:
+            # sent as bytes, because backends send few types; cloned, because `contiguous` keeps the
+            # strides of a single element
+            contiguous = tensor.clone(memory_format=torch.contiguous_format)
+            with self.waiting():
+                c10d.send(contiguous.view(-1).view(torch.uint8).to(device), dst=0)
+            return tensor
+        content = torch.empty(tensor.nbytes, dtype=torch.uint8, device=device)
+        with self.waiting():
+            c10d.recv(content, src=source)
+        return content.cpu().view(tensor.dtype).view(tensor.shape)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Overwrites a tensor with rank 0's."""
@@ -272,7 +282,6 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
     watch.start()
     atexit.register(watch.stop)  # a script that simply ends is not missed
     _refuse_differences(meeting, facts)
-    _current = replace(_current, store=meeting.client("helpers"))
     with _current.waiting():
         c10d.init_process_group(
             chosen["backend"],

@@ -98,6 +98,7 @@ class Watch:
         self._far_beat, self._far_since = "", time.monotonic()
         self._process, self._main = os.getpid(), threading.main_thread().ident
         self._depth, self._entered, self._since = 0, 0, 0.0
+        self._unhurried = False
         self._count = 0
         self._heard = time.monotonic()  # when the store last answered
         self._orphaned: float | None = None
@@ -130,6 +131,15 @@ class Watch:
             yield
         finally:
             self._depth -= 1
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Around waits of the main thread that may take for ever."""
+        self._unhurried = True
+        try:
+            yield
+        finally:
+            self._unhurried = False
 
     def report(self, failure: Failure) -> Failure | None:
         """Report that this rank cannot go on; only the first report counts.
@@ -377,7 +387,8 @@ class Watch:
 
     def _waited_s(self) -> float:
         """Seconds of the present wait for others, or -1."""
-        return time.monotonic() - self._since if self._depth else -1.0
+        counts = self._depth and not self._unhurried
+        return time.monotonic() - self._since if counts else -1.0
 
     def _location(self) -> str:
         frame = sys._current_frames().get(self._main or 0)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import pytest
 import torch
-import torch.distributed as c10d
 
 from optim.sync.base import Sync
 from utils.checkpoint import format, reader
 from utils.checkpoint.__main__ import main
-from utils.checkpoint.format import Slice
+from utils.checkpoint.format import OneByOne
+from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
+T = TypeVar("T")
 SHARDS = 8
 # what a run says of itself beside its tensors
 META = {
@@ -40,7 +43,7 @@ META = {
     "best_of": "",
     "resumed_from": "",
 }
-Groups = dict[str, dict[str, torch.Tensor | Slice]]
+Groups = dict[str, dict[str, torch.Tensor]]
 
 
 def groups(value: float, rows: int = 40, owned: Iterable[int] = range(SHARDS)) -> Groups:
@@ -54,7 +57,7 @@ def groups(value: float, rows: int = 40, owned: Iterable[int] = range(SHARDS)) -
         "ema": {"average": torch.full((2, 3), value)},
         "optimizer": {"count": torch.tensor(int(value))},
         "shards": {
-            f"{shard}/{name}": Slice.whole(tensor)
+            f"{shard}/{name}": tensor
             for shard in owned
             for name, tensor in shard_state(shard, value).items()
         },
@@ -81,11 +84,70 @@ def value_of(path: Path) -> float:
     return meta["value"]
 
 
-def as_it_is() -> Sync:
-    """Answers a registry for a single rank, with nothing split."""
+def held(groups: Groups) -> dict[str, OneByOne]:
+    """Groups as a single rank gives them to a writer."""
+    return {group: OneByOne(tensors, tensors.__getitem__) for group, tensors in groups.items()}
+
+
+def as_it_is(dist: Dist | None = None) -> Sync:
+    """Answers a registry: nothing is split."""
     sync = Sync()
-    sync.wrap(torch.nn.Module(), Dist())
+    sync.wrap(torch.nn.Module(), dist or Dist())
     return sync
+
+
+class Split(Sync):
+    """Every rank holds a block of the weight's rows. The blocks differ in length."""
+
+    def __init__(self, dist: Dist, rows: int) -> None:
+        self.dist, self.rows = dist, rows
+
+    def share_of(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        rank, ranks = self.dist.rank, self.dist.world_size
+        edges = [self.rows * each // ranks for each in (rank, rank + 1)]
+        return whole[slice(*edges)] if name == "weight" else whole
+
+    def whole_shape(self, name: str, shape: torch.Size) -> torch.Size:
+        return torch.Size((self.rows, *shape[1:])) if name == "weight" else shape
+
+    def whole(self, name: str, share: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return (torch.cat(self.dist.all_gather(share)) if name == "weight" else share), 0
+
+
+class Held(Registry):
+    """One rank of a run whose tensors tell a value; keeps what it is given."""
+
+    def __init__(
+        self,
+        dist: Dist | None = None,
+        value: float = 0.0,
+        rows: int = 40,
+        splits: bool = False,
+        **origin: Any,
+    ) -> None:
+        dist = dist or Dist()
+        about = {"config": {}, "data": META["data"], "wandb_id": None, "lr": 0.1, "frozen": {}}
+        about |= {"code": "", "threads": 1, "torch": "2"}
+        split = Split(dist, rows) if splits else as_it_is(dist)
+        owned = dist.owned_shards(SHARDS)
+        super().__init__(lambda: Origin(**{**about, **origin}), split, owned)
+        self.taken: dict[str, Any] = {}
+        own = groups(value, rows)
+        own["model"] = {name: split.share_of(name, each) for name, each in own["model"].items()}
+        for name in ("model", "ema", "optimizer"):
+            self.add(name, partial(own.get, name), partial(self._take, name))  # type: ignore[arg-type]
+        for name in ("state", "steps"):
+            states = {
+                shard: {"0": shard_state(shard, value)[f"{name}/0"]} for shard in map(int, owned)
+            }
+            like = {"0": shard_state(0, value)[f"{name}/0"]}
+            load = partial(self._take, name)
+            self.add_by_shard(
+                name, lambda states=states: states, load, lambda saved, step, like=like: like
+            )
+
+    def _take(self, name: str, tensors: Any) -> None:
+        self.taken[name] = dict(tensors.items())
 
 
 def alone(
@@ -101,7 +163,7 @@ def alone(
     value = float(step) if value is None else value
     lines: list[str] = []
     one = Writer(directory, Dist(), lines.append, keep=keep)
-    one.save(step, groups(value, rows), {**META, "value": value, **more}, best)
+    one.save(step, held(groups(value, rows)), {**META, "value": value, **more}, best)
     assert one.wait() == "", lines
     one.close()
     return directory / f"step_{step}"
@@ -112,10 +174,25 @@ class Beside(Dist):
     """One of several ranks that are threads of this process."""
 
     meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
-    said: dict[int, str] = field(default_factory=dict)
+    said: dict[int, Any] = field(default_factory=dict)
+    sent: dict[int, SimpleQueue[torch.Tensor]] = field(default_factory=dict)
 
     def all_gather_text(self, text: str) -> list[str]:
-        self.said[self.rank] = text
+        return self._exchange(text)
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return self._exchange(tensor.clone())
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        tensor.copy_(self._exchange(tensor.clone())[0])
+
+    def to_main(self, source: int, tensor: torch.Tensor) -> torch.Tensor:
+        if self.rank == source != 0:
+            self.sent[source].put(tensor.clone())
+        return self.sent[source].get(timeout=60) if self.is_main and source else tensor
+
+    def _exchange(self, thing: Any) -> list[Any]:
+        self.said[self.rank] = thing
         self.meeting.wait(60)
         everyone = [self.said[rank] for rank in range(self.world_size)]
         self.meeting.wait(60)
@@ -123,24 +200,31 @@ class Beside(Dist):
 
 
 def ranks_beside(ranks: int) -> list[Beside]:
-    meeting, said, store = threading.Barrier(ranks), dict[int, str](), c10d.HashStore()
-    return [Beside(rank, ranks, store=store, meeting=meeting, said=said) for rank in range(ranks)]
+    meeting, said = threading.Barrier(ranks), dict[int, Any]()
+    sent = {rank: SimpleQueue[torch.Tensor]() for rank in range(ranks)}
+    return [Beside(rank, ranks, meeting=meeting, said=said, sent=sent) for rank in range(ranks)]
 
 
-def together(directory: Path, ranks: int, step: int, value: float | None = None) -> list[str]:
+def on_ranks(ranks: int, work: Callable[[Dist], T]) -> list[T]:
+    """What this comes to on each of so many ranks."""
+    with ThreadPoolExecutor(ranks) as pool:
+        return [*pool.map(work, ranks_beside(ranks))]
+
+
+def together(
+    directory: Path, ranks: int, step: int, value: float | None = None, splits: bool = False
+) -> list[str]:
     """The same checkpoint as `alone` saves, by several ranks; how each of them sees the save."""
     value = float(step) if value is None else value
 
-    def save(dist: Beside) -> str:
+    def save(dist: Dist) -> str:
         one = Writer(directory, dist, lambda line: None, keep=None)
-        state = groups(value, owned=dist.owned_shards(SHARDS))
-        one.save(step, state, {**META, "value": value})
+        one.save(step, Held(dist, value, splits=splits).snapshot()[0], {**META, "value": value})
         outcome = one.wait()
         one.close()
         return outcome
 
-    with ThreadPoolExecutor(ranks) as pool:
-        return [*pool.map(save, ranks_beside(ranks))]
+    return on_ranks(ranks, save)
 
 
 def declare(folder: Path) -> None:

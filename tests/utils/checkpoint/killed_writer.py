@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.utils.checkpoint.helpers import META, alone, groups, value_of
+from tests.utils.checkpoint.helpers import META, alone, groups, held, value_of
 from utils.checkpoint import reader, writer
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
@@ -45,7 +45,7 @@ def save_for_ever(directory: Path, tell: int, value: int) -> None:
     one = Writer(directory, Dist(), print, keep=2)
     while True:
         value += 1
-        one.save(value // 2, groups(float(value), rows=5000), {**META, "value": value})
+        one.save(value // 2, held(groups(float(value), rows=5000)), {**META, "value": value})
         assert one.wait() == ""
         os.write(tell, f"{value}\n".encode())
 

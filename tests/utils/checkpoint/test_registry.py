@@ -15,8 +15,8 @@ import pretrain
 from tests.runs import FLOAT32, TINY_TRM, digest
 from tests.steps import steps_of, trainer_on
 from tests.utils.checkpoint.helpers import declare
+from utils.carries import flatten
 from utils.checkpoint import reader, resume
-from utils.checkpoint.registry import flatten
 from utils.checkpoint.resume import Start
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError

@@ -4,12 +4,9 @@ ranks reads.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +16,21 @@ import torch
 from tests.utils.checkpoint.helpers import (
     META,
     SHARDS,
+    Held,
     alone,
     as_it_is,
     flip,
     groups,
-    ranks_beside,
+    on_ranks,
     shard_state,
     together,
 )
-from utils.checkpoint import resume
-from utils.checkpoint.registry import FrozenFiles, Origin, Registry, Tensors
+from utils.checkpoint import format, resume
+from utils.checkpoint.registry import Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
 from utils.command.root import Config
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
-from utils.rows import RowRange
 
 
 def config(directory: Path, **changes: Any) -> Config:
@@ -122,53 +119,6 @@ def test_its_own_earlier_step_is_refused(run: Path) -> None:
 # --- taking up what is found
 
 
-@dataclass
-class Split:
-    """Every rank holds a block of the weight's rows."""
-
-    dist: Dist
-    rows: int
-
-    def row_range(self, name: str, shape: Sequence[int]) -> RowRange | None:
-        rank, ranks = self.dist.rank, self.dist.world_size
-        edges = self.rows * rank // ranks, self.rows * (rank + 1) // ranks
-        return RowRange(*edges, self.rows) if name == "weight" else None
-
-
-class Taking(Registry):
-    """What a run holds that saves as `alone` does; keeps what it is given."""
-
-    def __init__(
-        self,
-        dist: Dist | None = None,
-        rows: int = 40,
-        splits: bool = False,
-        data: Mapping[str, str] = META["data"],
-        frozen: FrozenFiles | None = None,
-        **computes: Any,
-    ) -> None:
-        dist = dist or Dist()
-        how = {"code": "", "threads": 1, "torch": "2", **computes}
-        origin = Origin({}, data, None, 0.1, frozen or {}, **how)
-        ranges: Any = Split(dist, rows) if splits else as_it_is()
-        owned = dist.owned_shards(SHARDS)
-        super().__init__(lambda: origin, ranges, owned)
-        self.taken: dict[str, Any] = {}
-        own: dict[str, Any] = groups(0.0, rows)
-        if splits:
-            first, stop, _ = ranges.row_range("weight", ())
-            own["model"]["weight"] = own["model"]["weight"][first:stop]
-        for name in ("model", "ema", "optimizer"):
-            self.add(name, partial(own.get, name), partial(self._take, name))
-        for name in ("state", "steps"):
-            like = {"0": shard_state(0, 0.0)[f"{name}/0"]}
-            load = partial(self._take, name)
-            self.add_by_shard(name, dict, load, lambda saved, step, like=like: like)
-
-    def _take(self, name: str, tensors: Mapping[Any, Any]) -> None:
-        self.taken[name] = dict(tensors.items())
-
-
 def taken_up(
     directory: Path, saved: Registry, said: list[str] | None = None, **changes: Any
 ) -> Start:
@@ -188,21 +138,20 @@ def take_up(
 def test_any_ranks_go_on_and_see_a_flipped_bit_of_any_file(
     before: int, after: int, splits: bool, tmp_path: Path
 ) -> None:
-    """Each rank reads what it holds; damage is named, and all take the checkpoint before."""
+    """Each rank gets what it holds; damage is named, and all take the checkpoint before."""
     directory = tmp_path / "checkpoints"
     for step in (1, 2):
-        assert together(directory, before, step) == [""] * before
+        assert together(directory, before, step, splits=splits) == [""] * before
 
     def take(dist: Dist) -> tuple[int, dict[str, Any], list[str]]:
-        saved, said = Taking(dist, splits=splits), list[str]()
+        saved, said = Held(dist, splits=splits), list[str]()
         asked = config(tmp_path)
         start = resume.find(asked, dist, said.append)
         start = resume.restore(start, saved, asked, dist, said.append, 99)
         return start.step, saved.taken, said
 
     def taken() -> list[tuple[int, dict[str, Any], list[str]]]:
-        with ThreadPoolExecutor(after) as pool:
-            return [*pool.map(take, ranks_beside(after))]
+        return on_ranks(after, take)
 
     everyone = taken()
     weight = [each["model"]["weight"] for _, each, _ in everyone]
@@ -220,15 +169,45 @@ def test_any_ranks_go_on_and_see_a_flipped_bit_of_any_file(
         flip(file)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_rank_0_cannot_read_any_more_is_damaged_for_all(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its files have just been hashed, and some tensors taken."""
+    for step in (1, 2):
+        alone(tmp_path / "checkpoints", step)
+    read_into, calls = format.Stored.read_into, iter(range(1000))
+
+    def fails(stored: format.Stored, content: memoryview) -> None:
+        if next(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        read_into(stored, content)
+
+    monkeypatch.setattr(format.Stored, "read_into", fails)
+
+    def take(dist: Dist) -> tuple[int, float, list[str]]:
+        saved, said, asked = Held(dist), list[str](), config(tmp_path)
+        start = resume.find(asked, dist, said.append)
+        start = resume.restore(start, saved, asked, dist, said.append, 99)
+        return start.step, saved.taken["model"]["weight"].max().item(), said
+
+    everyone = on_ranks(ranks, take)
+    assert [each[:2] for each in everyone] == [(1, 1.0)] * ranks
+    (line,) = everyone[0][2]
+    assert line == (
+        "checkpoint step_2 is damaged (model.safetensors: Input/output error); going back to step_1"
+    )
+
+
 def test_what_resume_names_and_does_not_fit_or_is_damaged_is_refused(run: Path) -> None:
     other = run.parent / "other"
     with pytest.raises(ConfigError, match=rf"^resume={run}: step_30 does not fit \(model: weight "):
-        taken_up(other, Taking(rows=41), resume=str(run))
+        taken_up(other, Held(rows=41), resume=str(run))
     flip(run / "checkpoints" / "step_30" / "ema.safetensors")
     with pytest.raises(
         ConfigError, match=rf"^resume={run}: step_30 is damaged \(ema.safetensors: "
     ):
-        taken_up(other, Taking(), resume=str(run))
+        taken_up(other, Held(), resume=str(run))
 
 
 @pytest.mark.parametrize("changes", [{"resume": "RUN"}, {"eval_only": True, "checkpoint": "RUN"}])
@@ -240,14 +219,14 @@ def test_what_a_run_that_goes_on_deletes_before_it_is_taken(
     changes = {key: str(run) if value == "RUN" else value for key, value in changes.items()}
     start = found(other, **changes)
     alone(run / "checkpoints", 50, keep=1)
-    saved = Taking()
+    saved = Held()
     assert take_up(start, other, saved, **changes).step == 50
     assert saved.taken["model"]["weight"].max() == 50.0
 
 
 def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
     said: list[str] = []
-    taken_up(run, Taking(threads=7, compile=True, device="cuda"), said)
+    taken_up(run, Held(threads=7, compile=True, device="cuda"), said)
     assert said == [
         f"{what} when the checkpoint was written, {now} now; the run goes on, with other rounding"
         for what, now in (("threads: 1", 7), ("compile: false", "true"), ("device: cpu", "cuda"))
@@ -257,12 +236,12 @@ def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
             rf"^data_path=null: not the data of the run in .*step_30 \({part} differs\); give that"
         )
         with pytest.raises(ConfigError, match=line):
-            taken_up(run, Taking(data=META["data"] | {part: "z"}), data_path=None, data=keys)
+            taken_up(run, Held(data=META["data"] | {part: "z"}), data_path=None, data=keys)
 
 
 def test_an_evaluation_may_ask_something_else(run: Path) -> None:
     """As by another `data.prompt`."""
-    other = Taking(data=META["data"] | {"the evaluation set sample": "new"})
+    other = Held(data=META["data"] | {"the evaluation set sample": "new"})
     assert taken_up(run, other, data={"prompt": "new"}).step == 30
 
 
@@ -274,10 +253,10 @@ def test_another_frozen_part_is_refused(evaluates: bool, run: Path) -> None:
     there = {"target": {"path": "runs/target/model.safetensors", "sha256": "a" * 64}}
     moved = {"target": {"path": "elsewhere/x", "sha256": "a" * 64}}
     newest = alone(run / "checkpoints", 40, frozen=there)
-    assert taken_up(run, Taking(frozen=moved), **changes).step == 40
+    assert taken_up(run, Held(frozen=moved), **changes).step == 40
     other = {"target": {"path": "elsewhere/x", "sha256": "b" * 64}}
     with pytest.raises(ConfigError) as caught:
-        taken_up(run, Taking(frozen=other), **changes)
+        taken_up(run, Held(frozen=other), **changes)
     assert str(caught.value) == (
         f"target=elsewhere/x: not what the run in {newest} was trained with (sha256"
         " bbbbbbbbbbbb, there aaaaaaaaaaaa); give the file that was"
@@ -293,7 +272,7 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path) -> None:
     def evaluated(checkpoint: Path) -> tuple[int, float]:
         saved = Registry(lambda: Origin({}, {"the dataset": "x"}, None, 0.1, {}), as_it_is())
         mine: list[Tensors] = []
-        saved.add("model", lambda: groups(0.0)["model"], mine.append)  # type: ignore[arg-type, return-value]
+        saved.add("model", lambda: groups(0.0)["model"], mine.append)
         start = taken_up(run, saved, eval_only=True, checkpoint=str(checkpoint))
         return start.step, mine[0]["weight"].max().item()
 

@@ -12,24 +12,24 @@ from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
 from optim.averages import EMA
-from tests.utils.checkpoint.helpers import META, alone, flip, together, told
+from tests.utils.checkpoint.helpers import META, alone, flip, held, together, told
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
 
-def test_show_lists_every_tensor_and_its_files(
+def test_show_lists_every_tensor_and_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     together(tmp_path / "checkpoints", 2, 7)
     first, second, *rest = told(capsys, "show", tmp_path).splitlines()
-    assert first == f"{tmp_path}/checkpoints/step_7: step 7, 21 tensors, 5,090 bytes in 6 files"
+    assert first == f"{tmp_path}/checkpoints/step_7: step 7, 21 tensors, 5,090 bytes in 4 files"
     assert second == "written by 2 ranks, PyTorch 2"
     columns = {line.split()[0]: line.split(maxsplit=1)[1] for line in rest}
     assert len(columns) == 21
     assert columns["model/weight"].split() == [
-        *("F32", "[40,", "30]", "4,800", "model.0.safetensors,", "model.1.safetensors")
+        *("F32", "[40,", "30]", "4,800", "model.safetensors")
     ]
-    assert columns["shards/3/state/0"].split()[-1] == "shards.0.safetensors"
+    assert columns["shards/3/state/0"].split()[-1] == "shards.safetensors"
 
 
 def test_verify_tells_whether_every_byte_is_as_it_was(
@@ -70,7 +70,7 @@ def test_names_of_a_strangers_tensors_do_not_reach_the_terminal_as_they_are(
     evil = "a\x1b[2J\nb"
     for value in (0, 1):
         writer = Writer(tmp_path / str(value), Dist(), pytest.fail)
-        writer.save(7, {"model": {evil: torch.tensor([value])}}, {**META, "code": evil})
+        writer.save(7, held({"model": {evil: torch.tensor([value])}}), {**META, "code": evil})
         writer.close()
     for command in (("show", tmp_path / "0"), ("diff", tmp_path / "0", tmp_path / "1")):
         said = told(capsys, *command, status=int(command[0] == "diff"))
@@ -93,7 +93,7 @@ def test_export_writes_weights_or_their_averages(
     model = {**net.state_dict(), "table.weights": table.weights}
     groups = {"model": model, **({"ema": ema.state()} if averages else {})}
     writer = Writer(tmp_path / "run", Dist(), pytest.fail)
-    writer.save(6, groups, {**META, "config": {"ema_rate": 0.5, "ema_warmup": False}})
+    writer.save(6, held(groups), {**META, "config": {"ema_rate": 0.5, "ema_warmup": False}})
     writer.close()
     said = told(capsys, "export", tmp_path / "run", tmp_path / "out")
     kind = "averaged weights" if averages else "weights"

@@ -26,13 +26,6 @@ def error_of(call) -> str:
     return ""
 
 
-def shared(dist: Dist) -> list[str]:
-    """Returns what each rank puts into the store for helper threads."""
-    assert dist.store is not None
-    dist.store.set(f"from/{dist.rank}", str(dist.rank))
-    return [dist.store.get(f"from/{rank}").decode() for rank in range(dist.world_size)]
-
-
 def agree(dist: Dist, failing: tuple[int, ...], kind: type[Exception]) -> None:
     with dist.agreed():
         if dist.rank in failing:
@@ -87,6 +80,9 @@ def main(folder: Path) -> None:
     strided = (torch.arange(12).view(3, 4) + 100 * dist.rank)[:, ::2]
     copied = torch.full((3,), float(dist.rank + 5))
     dist.broadcast(copied)
+    mine = (torch.arange(6).view(2, 3) == 1 + dist.rank).t()
+    ranks = range(dist.world_size)
+    at_main = [dist.to_main(r, mine if r == dist.rank else mine.to("meta")) for r in ranks]
     result = {
         "launch": [dist.launcher, dist.rank, dist.world_size, dist.local_rank],
         "sum": total.item(),
@@ -94,7 +90,7 @@ def main(folder: Path) -> None:
         "all_to_all": dist.all_to_all(
             torch.arange(8).view(2, 4).t()[:, 1:] + 100 * dist.rank
         ).tolist(),
-        "shared": shared(dist),
+        "at main": [tensor.tolist() for tensor in at_main] if dist.is_main else [],
         "gathered": [part.tolist() for part in dist.all_gather(strided)],
         "copied": copied.tolist(),
         "broadcast": [

@@ -69,7 +69,9 @@ def test_two_ranks(launcher: str, tmp_path: Path) -> None:
             [104 + 2 * rank],
             [105 + 2 * rank],
         ]
-        assert result["shared"] == ["0", "1"]
+        first = [[False, False], [True, False], [False, False]]
+        second = [[False, False], [False, False], [True, False]]
+        assert result["at main"] == ([] if rank else [first, second])
         assert result["gathered"] == [
             [[0, 2], [4, 6], [8, 10]],
             [[100, 102], [104, 106], [108, 110]],

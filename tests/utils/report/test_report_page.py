@@ -13,7 +13,7 @@ import torch
 
 from tests.browser import opened
 from tests.runs import TINY_TRM, train
-from tests.utils.checkpoint.helpers import META
+from tests.utils.checkpoint.helpers import META, held
 from tests.utils.sweep.test_seeds import seeds_folder
 from utils.checkpoint.writer import Writer
 from utils.errors import ConfigError
@@ -89,7 +89,7 @@ def resumed_run(folder: Path, state: str = "finished") -> Path:
 
 def checkpoint(run: Path, step: int, **tensors: torch.Tensor) -> None:
     writer = Writer(run / "checkpoints", Dist(), pytest.fail)
-    writer.save(step, {"model": tensors}, META)
+    writer.save(step, held({"model": tensors}), META)
     assert writer.wait() == ""
     writer.close()
 
