@@ -55,13 +55,6 @@ TINY_CANDIDATES = words("""
     data.embedded={size:4,blanks:9,train:64,test:37} global_batch_size=24 epochs=24 eval_interval=24
     lr=1e-2 lr_warmup_steps=5
 """)
-# a state that halts at its fixed point
-TINY_FPRM = words("""
-    arch=fprm arch.hidden_size=16 arch.num_heads=2 arch.expansion=1 arch.L_cycles=2
-    arch.halt_max_steps=4 arch.fixed_point=0.3 arch.puzzle_emb_len=1 arch.forward_dtype=float64
-    data.embedded={size:4,blanks:3,train:64,test:37} ema=true ema_rate=0.9 global_batch_size=24
-    lr=1e-2 epochs=24 eval_interval=24 lr_warmup_steps=5 puzzle_emb_lr=1e-3
-""")
 # a field of state for each digit
 TINY_SYMBOLS = words("""
     arch=symbols arch.hidden_size=8 arch.num_heads=2 arch.halt_max_steps=4 optim=muon

@@ -15,7 +15,6 @@ from tests.runs import (
     STOPPED,
     TINY_CANDIDATES,
     TINY_CNN,
-    TINY_FPRM,
     TINY_GPT,
     TINY_PREFIX,
     TINY_SYMBOLS,
@@ -50,7 +49,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: P
         ("latent", 2, 1),
         ("symbols", 2, 1),
         ("candidates", 2, 1),
-        ("fprm", 2, 1),
     ],
 )
 def test_exact_runs_go_on_at_any_number_of_ranks(
@@ -63,7 +61,6 @@ def test_exact_runs_go_on_at_any_number_of_ranks(
         "latent": [*TINY_PREFIX, "log_interval=4", f"arch.readers={readers}"],
         "symbols": [*TINY_SYMBOLS, "log_interval=4"],
         "candidates": [*TINY_CANDIDATES, "log_interval=4"],
-        "fprm": [*TINY_FPRM, "log_interval=4"],
     }[what]
     stopped(tmp_path / "run", *line, *EXACT, ranks=before)
     again = train(tmp_path / "run", *line, *EXACT, ranks=after, timeout=200)

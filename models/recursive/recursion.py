@@ -86,16 +86,12 @@ class Level(nn.Module):
         cos_sin: CosSin | None = None,
         noise: Tensor | None = None,
     ) -> Tensor:
-        x = self.once(state, injected, cos_sin)
-        if self.damping:
-            x = self.damping * state + (1 - self.damping) * x  # lerp rounds otherwise than EqR
-        return x if noise is None else x + noise
-
-    def once(self, state: Tensor, injected: Tensor, cos_sin: CosSin | None) -> Tensor:
         x = state + injected
         for block in self.layers:
             x = block(x) if cos_sin is None else block(x, cos_sin)
-        return x
+        if self.damping:
+            x = self.damping * state + (1 - self.damping) * x  # lerp rounds otherwise than EqR
+        return x if noise is None else x + noise
 
 
 class Inner(nn.Module):

@@ -177,9 +177,6 @@ class SequenceInner(Inner):
 
     def stack(self, layers: int) -> Level:
         """Builds a stack of blocks of this net's sizes."""
-        return Level(self.blocks(layers), self.sizes.damping)
-
-    def blocks(self, layers: int, kind: type[Block] = Block) -> list[nn.Module]:
         sizes = self.sizes
         mixed = self.positions if sizes.mlp_t else 0
 
@@ -187,10 +184,11 @@ class SequenceInner(Inner):
             hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
             return SwiGLU(width, hidden, sizes.rms_norm_eps if sizes.mlp_norm else None)
 
-        return [
-            kind(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mixed)
+        blocks: list[nn.Module] = [
+            Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mixed)
             for _ in range(layers)
         ]
+        return Level(blocks, sizes.damping)
 
     @property
     def passes(self) -> int:

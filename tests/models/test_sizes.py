@@ -32,8 +32,6 @@ WRONG: list[tuple[str, Spec, dict[str, Any], str]] = [
     ("grid", Spec(vocab_size=6, seq_len=60, table_rows=1), {}, "arch=grid"),
     ("grid", BOARDS, {"puzzle_emb_ndim": 8}, "arch=grid"),
     ("symbols", Spec(vocab_size=6, seq_len=60, table_rows=1), {}, "arch=symbols solves square"),
-    ("fprm", BOARDS, {"conv_kernel_size": 4}, "arch.conv_kernel_size=4"),
-    ("fprm", Spec(vocab_size=6, seq_len=60, table_rows=1), {}, "arch.conv_kernel_size=3 with 60"),
     ("symbols", BOARDS, {}, "arch.symbols=None"),
     ("symbols", BOARDS, {"symbols": 6}, "arch.symbols=6"),
     ("grid", BOARDS, {"damping": 0.1}, "arch.damping"),
