@@ -120,10 +120,12 @@ BOUND_S = 8 + 5  # timeout_s, and what it takes to say so
 QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60", "report=false", "check=false"]
 
 
-def config_of(*overrides: str, job: list[str] | None = None, ranks: int = 1) -> Config:
+def config_of(
+    *overrides: str, job: list[str] | None = None, sweep: str = "", ranks: int = 1
+) -> Config:
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
-        return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job)
+        return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job, sweep)
 
 
 @dataclass

@@ -139,6 +139,9 @@ def test_names_of_jobs_fit_file_systems_and_stay_different() -> None:
     ]
     names = [job(*overrides, f"seed={seed}") for seed in (0, 1)]
     assert names[0] != names[1]
+    assert names[0].startswith(f"{'é' * 90}-lr=0.001"), "in the order of the alphabet"
+    with_swept = config_of(*overrides, "seed=1", job=[*overrides, "seed=1"], sweep="seed-ab12cd34")
+    assert with_swept.run_name.startswith(f"{'é' * 90}-seed=1,lr=0.001"), "swept keys first"
     paths = [job("run_name=a", f"data_path={path}") for path in ("x/y", "x_y", "x:y")]
     paths += [job("run_name=a", "data_path='x,seed=1'"), job("run_name=a", "data_path=x", "seed=1")]
     assert len({*paths}) == len(paths)

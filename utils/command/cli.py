@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
@@ -46,7 +47,8 @@ ConfigIn = Callable[[str], Mapping[Any, Any]]  # reads the configuration in a ch
 # OmegaConf 2.4 has renamed this function
 register = OmegaConf.register_new_resolver if keys.HYDRA_ARGUMENTS else OmegaConf.register_resolver
 if not OmegaConf.has_resolver("sweep_name"):
-    register("sweep_name", sweep_name)
+    # cached, so that jobs see the name of their sweep
+    register("sweep_name", sweep_name, use_cache=True)
 BAD_INPUT, INTERRUPTED = 2, 130
 REPORTED = "exit_status"  # an error has it once it has been reported
 # never taken over from it: an evaluation has its own name and size
@@ -95,8 +97,10 @@ def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> Config:
     named = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
     if raw.get("eval_only") is True and raw.get("checkpoint") and not DEFINE_A_RUN & {*named}:
         raw = _adopt(raw, named, config_in(str(raw.checkpoint)))
-    overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
-    return resolve(raw, dict(state.runtime.choices), launch, overrides)
+    overrides, swept = None, ""
+    if state.mode == RunMode.MULTIRUN:
+        overrides, swept = list(state.overrides.task), Path(state.sweep.dir).name
+    return resolve(raw, dict(state.runtime.choices), launch, overrides, swept)
 
 
 def _adopt(raw: DictConfig, named: Sequence[str], saved: Mapping[Any, Any]) -> DictConfig:

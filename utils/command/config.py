@@ -26,10 +26,11 @@ def resolve(
     choices: Mapping[str, str],
     launch: Launch,
     overrides: Sequence[str] | None = None,
+    sweep: str = "",
 ) -> Config:
     """Checks every key, value and combination, and names the run; raises ConfigError.
 
-    `overrides` are those of a job of a sweep.
+    `overrides` are those of a job of the sweep of this name.
     """
     for group in GROUPS:
         if not isinstance(choices.get(group), str):
@@ -38,7 +39,7 @@ def resolve(
             )
     written = _plain(composed, resolve=False)
     checked = keys.check(_plain(composed, resolve=True))
-    names = names_of(checked, written, choices, overrides)
+    names = names_of(checked, written, choices, overrides, sweep)
     config = Config.model_validate(checked | names)
     check_combinations(config, launch)
     if config.sweep.only is not None and overrides is None:
@@ -59,7 +60,11 @@ def _plain(composed: DictConfig, resolve: bool) -> Plain:
 
 
 def names_of(
-    config: Plain, written: Plain, choices: Mapping[str, str], overrides: Sequence[str] | None
+    config: Plain,
+    written: Plain,
+    choices: Mapping[str, str],
+    overrides: Sequence[str] | None,
+    sweep: str,
 ) -> dict[str, str]:
     """Names a run after its configuration, so that the same command finds its own run.
 
@@ -80,7 +85,7 @@ def names_of(
         content = json.dumps(_differences(config, written, choices), sort_keys=True)
         run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     elif overrides is not None:  # jobs of a sweep that share a name must not share a directory
-        run_name = job_name(run_name, config, choices, overrides, fields)
+        run_name = job_name(run_name, config, choices, overrides, fields, sweep)
     if config["eval_only"]:  # beside the run that it evaluates, and never in its place
         run_name += "-evaluation"
     check_name("project_name", project_name)

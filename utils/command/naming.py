@@ -60,12 +60,13 @@ def job_name(
     choices: Mapping[str, str],
     overrides: Sequence[str],
     fields: Mapping[str, FieldInfo],
+    sweep: str,
 ) -> str:
     """The name of one job of a sweep that fixes `run_name`: that name, and every override that
     makes the job another run.
 
-    Only the keys of the overrides count: two ways to write a value are one job. A long name is cut
-    and ends with a digest.
+    Only the keys of the overrides count: two ways to write a value are one job. A long name begins
+    with the keys that the sweep is named after, is cut, and ends with a digest.
     """
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if "run_name" not in keys:
@@ -83,4 +84,7 @@ def job_name(
     if len(text) <= room and all(FIT.fullmatch(str(value)) for value in values.values()):
         return f"{name}-{text}"
     digest = hashlib.sha256(os.fsencode(repr(values))).hexdigest()[:8]
+    swept = sweep.rpartition("-")[0].split(",")
+    first = sorted(values, key=lambda key: key not in swept)
+    text = ",".join(f"{key}={values[key]}" for key in first)
     return f"{name}-{re.sub(UNFIT, '_', text)[:room]}-{digest}"

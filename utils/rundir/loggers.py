@@ -16,6 +16,7 @@ from utils.rundir.services import Logger, RunInfo, Say, TensorBoard, Trackio
 from utils.rundir.wandb_log import WandB, new_id
 
 FINISH_S = 30.0
+FAILURES = (Exception, SystemExit)  # a service may try to end the program
 HURRY_S = 3.0  # a preempted run has little time, and a checkpoint to write
 
 LOGGERS: Mapping[str, type[Logger]] = {
@@ -62,7 +63,7 @@ class Loggers:
                 self._open[kind.about] = kind(run, self._say)
             except ImportError as error:
                 self._say(f"{kind.about}: not installed ({brief(error)}); pip install {name}")
-            except Exception as error:  # of any kind: it is not what the run is about
+            except FAILURES as error:  # of any kind: it is not what the run is about
                 self._say(f"{kind.about}: could not start ({brief(error)}); off for this run")
 
     def log(self, step: int, values: Mapping[str, float | int | None]) -> None:
@@ -77,12 +78,12 @@ class Loggers:
     def close(self, ok: bool, hurry: bool = False) -> None:
         """Ends the run as finished or failed, within a bounded time."""
         within = min(HURRY_S if hurry else FINISH_S, self._patience_s)
-        problems: dict[str, Exception] = {}
+        problems: dict[str, BaseException] = {}
 
         def finish(about: str, logger: Logger) -> None:
             try:
                 logger.finish(ok)
-            except Exception as error:
+            except FAILURES as error:
                 problems[about] = error
 
         ends = {
@@ -105,6 +106,6 @@ class Loggers:
         for about, logger in list(self._open.items()):
             try:
                 send(logger)
-            except Exception as error:
+            except FAILURES as error:
                 del self._open[about]
                 self._say(f"{about}: could not log ({brief(error)}); off for this run")

@@ -11,6 +11,7 @@ from typing import Any
 
 from utils import revision
 from utils.errors import brief
+from utils.files import ROOT
 from utils.rundir.services import RunInfo
 
 MODES = ("auto", "online", "offline", "disabled")
@@ -118,7 +119,7 @@ class WandB:
             silent=True,
             console="off",
             disable_code=True,
-            disable_git=True,
+            git_root=str(ROOT),  # not the folder that the run was started in
             disable_job_creation=True,
             x_disable_stats=True,
             x_disable_meta=True,

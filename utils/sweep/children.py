@@ -146,7 +146,7 @@ class Children:
             key: value for key, value in os.environ.items() if key not in NOT_FOR_CHILDREN
         }
         apart = subprocess.PIPE if len(self._shares) > 1 else None
-        print(f"job {job.number} of {len(self._all)}: {' '.join(job.overrides)}", flush=True)
+        print(f"job {job.number}: {' '.join(job.overrides)}", flush=True)
         process = subprocess.Popen(
             job.command(self._settings.ranks),
             env=environment | self._shares[number],

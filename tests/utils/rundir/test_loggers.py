@@ -99,11 +99,12 @@ def test_tensorboard(calls: Calls, tmp_path: Path) -> None:
     assert calls[7:] == [("close",)]
 
 
+@pytest.mark.parametrize("failure", [OSError, SystemExit])
 def test_a_logger_that_fails_is_off_and_the_others_go_on(
-    calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    failure: type, calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*given: Any, **named: Any) -> Any:
-        raise OSError("no disk")
+        raise failure("no disk")
 
     run = begun(tmp_path / "x", "trackio", "tensorboard")
     run._loggers._open["trackio"].log = broken

@@ -116,6 +116,8 @@ def test_the_real_package_offline(
     for folder in ("x", "x.old-1"):
         (file,) = (tmp_path / folder / "wandb").glob(f"offline-run-*-{run.wandb_id}/run-*.wandb")
         assert until(lambda file=file: file.stat().st_size > 100), "W&B's process writes it"
+        # the second field of a message, 40 bytes: GitRepo.commit in W&B's protocol
+        assert b"\x12\x28" + revision.revision().encode() in file.read_bytes()
     assert not list(tmp_path.rglob("requirements.txt"))
     assert not [file for file in (tmp_path / "home").rglob("*") if file.is_file()]
     said = capfd.readouterr()
