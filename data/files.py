@@ -69,6 +69,8 @@ def load_from_hub(where: str, remedy: str, name: str, split: str, **options: Any
     """
     from datasets import load_dataset
 
+    if os.path.exists(f"{name}/state.json"):  # what save_to_disk writes of one split
+        name, options = "arrow", options | {"data_files": {"train": f"{name}/*.arrow"}}
     try:
         return load_dataset(name, split=split, **options)
     except Exception as error:  # whatever the hub's client raises, the user's way out is the same

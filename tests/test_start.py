@@ -30,7 +30,7 @@ from tests.runs import (
     train,
 )
 from tests.utils.checkpoint.helpers import declare
-from utils.rundir.folders import Lock
+from utils.rundir.folders import MARK, Lock
 
 # a step that changes no weight
 STILL = [*INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", "weight_decay=0"]
@@ -278,6 +278,7 @@ def held(run: Path) -> Iterator[None]:
 def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path: Path) -> None:
     damaged = tmp_path / "x" / "checkpoints" / "step_5"
     damaged.mkdir(parents=True)  # a reader would have something to say about it
+    (tmp_path / "x" / "config.yaml").write_text(MARK)
     with held(tmp_path / "x"):
         paths = f"data_path={tmp_path}", f"checkpoint_path={tmp_path}/x"  # there is no dataset
         done = run_ranks(2, ["pretrain.py", *SMALL, *paths])
@@ -287,7 +288,7 @@ def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path:
     assert sum(rank.stderr.count("\n") for rank in done) == 1
     assert done[0].stdout == ""
     assert os.listdir(tmp_path) == ["x"]
-    assert os.listdir(tmp_path / "x") == ["checkpoints"]
+    assert {*os.listdir(tmp_path / "x")} == {"checkpoints", "config.yaml"}
 
 
 @pytest.mark.slow

@@ -137,6 +137,8 @@ class Documents:
 def read_file(where: str, path: Path, field: str, wanted: range = ALL) -> Iterator[Row]:
     """Yields the wanted rows of a file."""
     kind = path.suffix.lower()
+    if kind == ".arrow":
+        raise ConfigError(f"{where}: is no text; what save_to_disk wrote is read as --hub FOLDER")
     try:
         if kind == ".jsonl":
             yield from _lines(where, path, field, wanted)
@@ -232,7 +234,10 @@ def _find(where: str, path: Path) -> list[Path]:
 
 
 def _expected() -> str:
-    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} files of one kind, or a folder of them"
+    return (
+        f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} files of one kind, or a folder of them; what"
+        " save_to_disk wrote is read as data.hub=FOLDER"
+    )
 
 
 def _unreadable(where: str, error: Exception) -> ConfigError:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from data.language.text_files import Documents, TextFiles
 from data.language.text_stream import StreamSource
@@ -73,6 +74,18 @@ def test_a_dataset_that_datasets_reads_gives_the_same_windows(folder: Path) -> N
     for shard in (0, 3):
         assert np.array_equal(read(here, shard, range(90)), read(there, shard, range(90)))
         assert here.cursors(90, [shard]) == there.cursors(90, [shard])
+
+
+@pytest.mark.parametrize("name", ["", "train"])
+def test_what_datasets_has_saved_gives_the_same_windows(name: str, tmp_path: Path) -> None:
+    """As a data set of one split, and with a folder for each."""
+    write_files(tmp_path / "texts", ".jsonl", [DOCUMENTS[:500], DOCUMENTS[500:]])
+    rows = Dataset.from_dict({"text": DOCUMENTS})
+    rows.save_to_disk(tmp_path / "saved" / name, num_shards=2)
+    here, there = source(tmp_path / "texts"), source(None, hub=str(tmp_path / "saved"))
+    assert np.array_equal(read(here, 1, range(90)), read(there, 1, range(90)))
+    with pytest.raises(ConfigError, match=r"what save_to_disk wrote is read as data.hub=FOLDER"):
+        source(tmp_path / "saved")
 
 
 # a stream of 4 is read through after 80 steps or so
