@@ -33,7 +33,6 @@ from data.stream import (
     to_tensors,
     train_loader,
 )
-from models import laws
 from models.objective import (
     flops_per_example,
     frozen_files,
@@ -54,7 +53,10 @@ from optim.sync.agreement import Agreement
 from optim.sync.base import Sync
 from optim.sync.norms import Norms
 from optim.sync.replicas import broadcast_from_rank_0, check_same, check_same_data, check_same_files
-from optim.trial import remembered, try_optimizers
+from trial.objective import try_objective
+from trial.optimizers import remembered, try_optimizers
+from trial.predictions import try_predictions
+from trial.source import try_source
 from utils.carries import Carries
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer
@@ -65,7 +67,7 @@ from utils.command.keys import CONF, HYDRA_ARGUMENTS
 from utils.command.limits import check_sync
 from utils.command.root import Config
 from utils.measure import capacity, hardware
-from utils.measure.evaluation import Evaluation, check_names
+from utils.measure.evaluation import Evaluation
 from utils.measure.metrics import Clock, Meter
 from utils.measure.profile import traced
 from utils.ranks import distributed, signals
@@ -98,7 +100,7 @@ def pretrain(cfg: Config) -> float | None:
         is_new = start.folder is None and not cfg.eval_only
         trainer = Trainer(cfg, dist, run, needed_runs, is_new)
         start = resume.restore(start, trainer.saved, cfg, dist, run.say, trainer.total_steps)
-        trainer.try_laws()
+        trainer.try_all()
         trainer.train_or_evaluate(start)
         return trainer.run_state.results.get(trainer.judging_metric.name)
 
@@ -132,8 +134,8 @@ class Trainer:
             self.fingerprints = fingerprints_of(
                 self.source, None if cfg.eval_only else self.owned[0]
             )
-            if cfg.check and is_new:
-                laws.check_source(self.source, cfg.shards, self.owned[0], dist.device)
+            if cfg.trial and is_new:
+                try_source(self.source, cfg.shards, self.owned[0], dist.device)
         # ranks on hosts with other files would train on a mixture, without any error
         check_same_data(self.fingerprints, cfg.data_path, dist)
         with dist.agreed():  # an error on one rank ends all
@@ -182,8 +184,6 @@ class Trainer:
         most_rows = self.shard_size * len(dist.owned_shards(cfg.shards, rank=0))
         self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist)
         self.dense = build_dense(cfg.optim["dense"], parameters, sync.whole)
-        if cfg.check:
-            try_optimizers(cfg.optim["dense"], parameters, sync.splits_weights)
         self.optimizers: list[torch.optim.Optimizer] = [*self.sparse, *self.dense]
         self.schedule = build_schedule(
             cfg.optim["schedule"], length.total_steps, length.steps_per_epoch
@@ -323,15 +323,17 @@ class Trainer:
             settled["arch.devices"] = layout.devices
         return cfg.with_values(settled)
 
-    def try_laws(self) -> None:
-        """Checks names of metrics, and before a new run whether the objective keeps the laws."""
-        cfg, objective, check = self.cfg, self.objective, None
-        if cfg.check and self.is_new:
-            with self.dist.agreed():
-                laws.check_objective(objective, self.first_batch, cfg.shards, self.owned)
-            check = partial(laws.check_prediction, objective)
+    def try_all(self) -> None:
+        """Tries the optimizers, the objective of a new run, and the names of metrics."""
+        cfg, objective, is_tried = self.cfg, self.objective, self.cfg.trial and self.is_new
+        with self.dist.agreed():
+            if cfg.trial:
+                parameters, splits = self.sync.parameters, self.sync.splits_weights
+                try_optimizers(cfg.optim["dense"], parameters, splits)
+            if is_tried:
+                try_objective(objective, self.first_batch, cfg.shards, self.owned)
         asked, outputs = cfg.objective_metric, cfg.eval_save_outputs
-        check_names(asked, outputs, self.source, objective, self.to_batch, check)
+        try_predictions(asked, outputs, self.source, objective, self.to_batch, not is_tried)
 
     def train_or_evaluate(self, start: resume.Start) -> None:
         """Does what is left of the run, which may be nothing."""

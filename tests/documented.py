@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.ranks import ROOT
 
-FOLDERS = ("conf", "data", "docs", "launch", "models", "optim", "tests", "utils")
+FOLDERS = ("conf", "data", "docs", "launch", "models", "optim", "tests", "trial", "utils")
 COMMANDS = ("", "bash", "console", "sh")  # languages of fenced blocks that hold command lines
 # Inline code is a command if it names one of these and something to do.
 INLINE = re.compile(

@@ -117,7 +117,7 @@ INTERRUPTED = [*TINY_TRM, *FLOAT32, "max_steps=23", "log_interval=4", "num_worke
 STOPPED = 143
 BOUND_S = 8 + 5  # timeout_s, and what it takes to say so
 # faults count calls of the objective, so the laws are tried where tests ask for it
-QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60", "report=false", "check=false"]
+QUIET = ["wandb.mode=disabled", "log_interval=1", "timeout_s=60", "report=false", "trial=false"]
 
 
 def config_of(

@@ -210,7 +210,7 @@ def test_every_experiment_runs_two_steps(name: str, tmp_path: Path) -> None:
         made = ["--size", "6", "--min-path", "8", "--train", "16", "--test", "8"]
         assert maze.main([*made, "--output-dir", str(tmp_path / "data")]) == 0
         shrunk.append(f"data_path={tmp_path / 'data'}")
-    result = train(tmp_path / "run", f"experiment={name}", *shrunk, "check=true", timeout=400)
+    result = train(tmp_path / "run", f"experiment={name}", *shrunk, "trial=true", timeout=400)
     assert len(result.series("train/loss")) == 2
     first = recipe.splitlines()
     assert first[0] == "# @package _global_"

@@ -32,15 +32,15 @@ def examples(guide: str) -> dict[str, str]:
 GUIDES = ["optim/README.md", "data/README.md", "models/README.md", "docs/adding-an-objective.md"]
 # What trains their examples
 SHORT = ["epochs=null", "eval_interval=null", "max_steps=2", "global_batch_size=16"]
-ADAMW = ["optim=adamw", "check=true", *SHORT]
+ADAMW = ["optim=adamw", "trial=true", *SHORT]
 TRAINED = {
     "sign_descent": [
-        *("arch=cnn", "data=digits", "optim=sign_descent", "sync=one_by_one", "check=true"),
+        *("arch=cnn", "data=digits", "optim=sign_descent", "sync=one_by_one", "trial=true"),
         *SHORT,
     ],
     "bars": ["data=bars", "arch=cnn", *ADAMW],
     "mine": ["arch=mine", "data=digits", *ADAMW],
-    "focal": ["arch=focal", "check=true", *TINY_GPT[1:], *SHORT],
+    "focal": ["arch=focal", "trial=true", *TINY_GPT[1:], *SHORT],
     "contrast": ["arch=contrast", "data=digits", "optim=adamw", "micro_batch_size=4", *SHORT],
 }
 LOOK_AT_ALL = ["tests/test_layout.py", "tests/optim/test_groups.py"]  # files or choices

@@ -36,7 +36,8 @@ ALLOWED = LAYERS | {
     package: {package, *LAYERS} - {"utils.report", "utils.prove"}
     for package in ("data", "models", "optim")
 }
-PACKAGES = ("utils", "data", "models", "optim")
+ALLOWED["trial"] = {"trial", "data", "models", "optim", *LAYERS} - {"utils.report", "utils.prove"}
+PACKAGES = ("utils", "data", "models", "optim", "trial")
 OURS = {*PACKAGES, "contract", "pretrain", "tests"}
 FOLDERS = sorted(
     {

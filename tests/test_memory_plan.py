@@ -12,11 +12,11 @@ import torch
 
 import pretrain
 from models.objective import trained
-from optim.trial import remembered
 from tests.making import needs_of
 from tests.ranks import check_ended_well, run_ranks, words
 from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_GPT, TINY_TRM
 from tests.steps import steps_of, trainer_on
+from trial.optimizers import remembered
 from utils.measure import capacity
 from utils.ranks.distributed import Dist
 

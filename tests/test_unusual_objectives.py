@@ -149,11 +149,11 @@ def test_a_rank_with_another_file_is_refused(tmp_path: Path) -> None:
 def test_an_objective_that_would_break_the_promise_is_refused(
     what: str, ranks: int, line: str, tmp_path: Path
 ) -> None:
-    done = run(what, tmp_path / "run", "check=true", ranks=ranks)
+    done = run(what, tmp_path / "run", "trial=true", ranks=ranks)
     assert_one_line(done, line)
     assert not (tmp_path / "run").exists()
 
 
 @slow
 def test_what_sums_over_the_whole_batch_keeps_the_laws(tmp_path: Path) -> None:
-    check_ended_well(run("totals", tmp_path / "run", "check=true", ranks=2))
+    check_ended_well(run("totals", tmp_path / "run", "trial=true", ranks=2))

@@ -55,7 +55,7 @@ SMALL = (
 )
 SEARCHES = ("arch.loss.beam=4", "arch.loss.beam=1 arch.loss.search_steps=64")
 STEPS, WARM = 60, 2  # rows of ten steps that are left out
-QUIET = ["wandb.mode=disabled", "checkpoint_minutes=null", "report=false", "check=false"]
+QUIET = ["wandb.mode=disabled", "checkpoint_minutes=null", "report=false", "trial=false"]
 COLUMNS = "net, way | ms a step | examples/s | MFU | peak GiB"
 BEGAN = time.monotonic()
 Write = Callable[[str], None]

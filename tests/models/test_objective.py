@@ -23,10 +23,8 @@ from models.layers import RotaryEmbedding
 from models.objective import flops_per_example, rehearse, trained
 from optim.groups import build_dense
 from optim.optimizer_state import VALUES, OptimizerState
-from optim.trial import remembered
 from tests.data.digits.test_images import write_idx
 from tests.making import make_objective, needs_of
-from tests.models.test_laws import MyObjective
 from tests.ranks import ROOT
 from tests.runs import (
     FLOAT32,
@@ -40,6 +38,8 @@ from tests.runs import (
     config_of,
 )
 from tests.steps import steps_of, trainer_on
+from tests.trial.test_trial import MyObjective
+from trial.optimizers import remembered
 from utils import transfer
 from utils.command.instantiate import make
 from utils.measure import capacity, metrics

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from optim import builtin
 from optim.optimizer_state import VALUES, OptimizerState, swapping, weights_to_evaluate
 from optim.schedule import set_lr
-from optim.trial import remembered, try_optimizers
 from tests.ranks import Completed, assert_one_line, check_ended_well, run_module
 from tests.ranks_installed_optimizers import KINDS, build
 from tests.runs import EXACT, QUIET, TINY_CNN, Result, digest
+from trial.optimizers import remembered, try_optimizers
 from utils.errors import ConfigError
 
 STEPS = 7
@@ -168,7 +168,7 @@ def test_an_optimizer_that_sets_its_rate_is_one_line(monkeypatch: pytest.MonkeyP
 
 def run(kind: str, directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]:
     path = f"checkpoint_path={directory}"
-    given = [kind, *DIGITS, *QUIET, "check=true", path, *arguments]
+    given = [kind, *DIGITS, *QUIET, "trial=true", path, *arguments]
     return run_module(ranks, "tests.ranks_installed_optimizers", *given, timeout=120)
 
 

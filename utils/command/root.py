@@ -98,7 +98,7 @@ class Root(Keys):
     """The average of step t decays by (1 + t) / (10 + t) as long as that is less than ema_rate, so
     that short runs are not judged by the weights that they began with
     """
-    check: Annotated[bool, SAME_RUN]
+    trial: Annotated[bool, SAME_RUN]
     """Before the first step of a new run, try whether its data and net keep the laws that make it
     the same run at any number of ranks
     """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from contract import Batch, Evaluator, Metric, Prediction, Report
+from contract import Batch, Evaluator, Prediction, Report
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
 from utils.measure import scene
@@ -34,21 +34,6 @@ class Folder(Protocol):
     def write_evaluation(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
         """Writes the files of a step and a set, by name."""
         ...
-
-
-class TriedBatch(dict[str, Tensor]):
-    """A batch of a trial, which says what it lacks."""
-
-    def __init__(self, batch: Batch, what: str, reader: str, giver: str) -> None:
-        """`reader` and `giver`: the methods of the objective and of the source."""
-        super().__init__(batch)
-        self._what, self._reader, self._giver = what, reader, giver
-
-    def __missing__(self, name: str) -> Tensor:
-        raise ConfigError(
-            f"{self._what} has no {name}, only {', '.join(self)}; `{self._reader}` reads {name}, so"
-            f" add it to the source's {self._giver}"
-        )
 
 
 class Means:
@@ -190,7 +175,8 @@ class Evaluation:
             for set_name, reports in self._reports.items():
                 metrics = _merge(report.metrics for report in reports)
                 results |= {
-                    _key(set_name, measured, name): float(value) for name, value in metrics.items()
+                    metric_key(set_name, measured, name): float(value)
+                    for name, value in metrics.items()
                 }
                 files, room = scene.within(_merge(report.files for report in reports), room)
                 if files:
@@ -270,62 +256,7 @@ class Evaluation:
             self._folder.say(failure)
 
 
-def check_names(
-    asked: str | None,
-    outputs: Collection[str],
-    source: Any,
-    objective: Any,
-    to_batch: Callable[[Any], Batch],
-    check: Callable[[Prediction], None] | None = None,
-) -> None:
-    """Raises ConfigError if the metric that is `asked` for or one of these outputs does not exist;
-    with a `check` of predictions, also if the objective's headline is not among its metrics.
-
-    Called before training: evaluates one padding row of each set.
-    """
-    metric = Metric.parse(asked or "").name
-    if check and not metric:
-        metric = objective.judging_metric(None).name
-    sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
-    if not sets or not (metric or outputs):
-        return
-    measured, tensors = {}, set()  # the metrics of each set, and the names of inputs and outputs
-    metrics = set()
-    objective.eval()
-    with torch.no_grad():
-        for key, examples in sets.items():
-            row = TriedBatch(
-                to_batch(examples.padding(1)), f"the evaluation set {key}", "predict", "eval_sets"
-            )
-            prediction = objective.predict(row)
-            if check:
-                check(prediction)
-            scalars = [
-                name
-                for evaluator in (*source.evaluators(key), *objective.evaluators(row))
-                for name in evaluator.scalars
-            ]
-            tensors |= {*row, *prediction.outputs}
-            metrics |= {f"eval/{name}" for name in prediction.metrics}
-            if names := [*prediction.metrics, *scalars]:
-                measured[key] = names
-    objective.train()
-    metrics |= {_key(key, measured, name) for key, names in measured.items() for name in names}
-    if not metrics and not asked:  # sets that are only shown
-        metric = ""
-    where = "objective_metric" if asked else f"{type(objective).__name__}.headline"
-    choices = {where: metrics, "eval_save_outputs": tensors}
-    for key, wanted in (
-        (where, [metric] if metric else []),
-        ("eval_save_outputs", outputs),
-    ):
-        if unknown := [name for name in wanted if name not in choices[key]]:
-            raise ConfigError(
-                f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(choices[key]))}"
-            )
-
-
-def _key(set_name: str, sets: Collection[str], metric: str) -> str:
+def metric_key(set_name: str, sets: Collection[str], metric: str) -> str:
     """Returns the name under which a set's metric is logged: with the set's name if several sets
     have metrics.
     """

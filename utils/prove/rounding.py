@@ -7,7 +7,7 @@ from pathlib import Path
 
 from utils.checkpoint import reader
 from utils.checkpoint.folders import steps_in
-from utils.rundir.records import KINDS, read_metrics
+from utils.rundir.records import read_metrics
 
 # by where its run computes: how far a number may be off, as a share of the largest beside it
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
@@ -24,19 +24,16 @@ def beyond_rounding(one: Path, other: Path, tolerance: float) -> str:
 
 
 def _metrics(one: Path, other: Path, tolerance: float) -> Iterator[tuple[int, int, str]]:
-    tables = read_metrics(one), read_metrics(other)
-    for kind in KINDS:
-        first, second = (table[kind] for table in tables)
-        for name in sorted(first.columns.keys() & second.columns.keys()):
-            if not name.startswith(f"{kind}/"):
-                continue
-            values = zip(
-                first.steps.tolist(), first.columns[name], second.column(name), strict=True
-            )
-            for step, a, b in values:
-                if abs(a - b) > tolerance * max(1.0, abs(a)):  # NaN stands for a missing value
-                    order = int(name != "train/loss")  # of one step the loss before others
-                    yield step, order, f"metric {name} ({a:.10g} and {b:.10g})"
+    """Compares those of training: in an evaluation, a net that iterates amplifies rounding."""
+    first, second = (read_metrics(run)["train"] for run in (one, other))
+    for name in sorted(first.columns.keys() & second.columns.keys()):
+        if not name.startswith("train/"):
+            continue
+        values = zip(first.steps.tolist(), first.column(name), second.column(name), strict=True)
+        for step, a, b in values:
+            if abs(a - b) > tolerance * max(1.0, abs(a)):  # NaN stands for a missing value
+                order = int(name != "train/loss")  # of one step the loss before others
+                yield step, order, f"metric {name} ({a:.10g} and {b:.10g})"
 
 
 def _tensors(one: Path, other: Path, tolerance: float) -> Iterator[tuple[int, int, str]]:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from contract import Batch, Examples, Prediction, Report
 from tests.utils.rundir.test_status import fill
+from trial.predictions import try_predictions
 from utils.errors import ConfigError
-from utils.measure.evaluation import Evaluation, check_names
+from utils.measure.evaluation import Evaluation
 from utils.ranks.distributed import Dist
 
 ONE = torch.ones(())
@@ -137,4 +138,4 @@ def test_a_set_that_lacks_what_predict_reads_is_one_line() -> None:
     objective: Any = MagicMock(predict=lambda batch: batch["labels"])
     line = "^the evaluation set val has no labels, only inputs; `predict` reads labels, so add it"
     with pytest.raises(ConfigError, match=line):
-        check_names("eval/loss", [], source, objective, lambda rows: rows)
+        try_predictions("eval/loss", [], source, objective, lambda rows: rows, True)

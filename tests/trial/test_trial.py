@@ -1,4 +1,4 @@
-"""Each law, broken by a user's own source or objective, is one line of laws.txt."""
+"""Each law, broken by a user's own source or objective, is one line of lines.txt."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 from contract import Batch, Context, Dropout, Noise, Objective, Prediction, RunLength, Spec, StepOut
-from models.laws import check_objective, check_prediction, check_source
 from tests.ranks import ROOT
+from trial.objective import try_objective
+from trial.predictions import check_prediction
+from trial.source import try_source
 from utils.errors import ConfigError
 
-LINES = (ROOT / "tests" / "models" / "laws.txt").read_text()
+LINES = (ROOT / "tests" / "trial" / "lines.txt").read_text()
 GUIDE = (ROOT / "docs" / "your-own-code.md").read_text()
 SHARDS, ROWS = 4, 6
 
@@ -73,8 +75,8 @@ def check(
         }
         return batch, Context(0.0, Noise(0, 0, shards))
 
-    check_source(made, SHARDS, 1, torch.device("cpu"))
-    check_objective(model, make_batch, SHARDS, range(1, 3))
+    try_source(made, SHARDS, 1, torch.device("cpu"))
+    try_objective(model, make_batch, SHARDS, range(1, 3))
 
 
 class Unseeded(MySource):

@@ -1,5 +1,4 @@
-"""Tries the laws of the contracts on the source and the objective of a new run, before its first
-step: what fails is one line that names the class.
+"""Tries the objective of a new run before its first step, on a few rows: twice, and in halves.
 
 docs/your-own-code.md shows each law with its line, and says what `utils/prove` finds beyond.
 """
@@ -7,22 +6,18 @@ docs/your-own-code.md shows each law with its line, and says what `utils/prove` 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from contract import IGNORE, Batch, Context, Noise, Objective, Prediction, StepOut
+from contract import Batch, Context, Noise, Objective, StepOut
 from models.objective import statistics_of, tables_of
+from trial.batch import TriedBatch, check_metrics
+from trial.generators import untouched
 from utils.carries import flatten
 from utils.errors import ConfigError, full_name, kind_of
-from utils.measure.evaluation import TriedBatch
-from utils.noise import seeded
 from utils.transfer import wide
 
 # how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
@@ -52,7 +47,7 @@ class NoiseOfRows(Noise):
         return super()._bits(stream, whole)[start : start + shape[0]]
 
 
-def check_objective(objective: Objective, make_batch: MakeBatch, shards: int, owned: range) -> None:
+def try_objective(objective: Objective, make_batch: MakeBatch, shards: int, owned: range) -> None:
     """Raises ConfigError for the first law that the objective breaks.
 
     Called on every rank before the first step of a new run. Each rank tries a few rows of a shard
@@ -66,59 +61,13 @@ def check_objective(objective: Objective, make_batch: MakeBatch, shards: int, ow
     try:
         # compiling for halves of a shard would take longer than the trial
         with torch.compiler.set_stance("force_eager"):
-            _check_objective(objective, batch, ctx)
+            _try(objective, batch, ctx)
     finally:
         for table in tables_of(objective).values():
             table.take_row_grads()
 
 
-def check_prediction(objective: Objective, prediction: Any) -> None:
-    """Raises ConfigError unless `predict` returned what its contract says for rows of padding."""
-    where = f"{full_name(objective)}.predict"
-    if not isinstance(prediction, Prediction):
-        raise ConfigError(f"{where}: returns {kind_of(prediction)}; return a Prediction")
-    _check_metrics(where, prediction.metrics)
-    for name, (_, count) in prediction.metrics.items():
-        if float(count):
-            raise ConfigError(
-                f"{where}: metric {name} counts {float(count):g} in a row of padding; count only"
-                f" what has a label, as padding has {IGNORE}"
-            )
-
-
-def check_source(source: Any, shards: int, shard: int, device: torch.device) -> None:
-    """Raises ConfigError for the first law that the source breaks in one of this rank's shards.
-
-    Called on every rank of a new run, before ranks compare what they see of the data: a law says
-    what to do, where a difference between ranks only says that something is wrong.
-    """
-    where = f"{full_name(source)}.train_batch"
-    batches, drawn = [], []
-    for state in range(2):  # of the global generators, which a batch may seed before it draws
-        with seeded(state):
-            before = _generators(device)
-            batches.append(source.train_batch(0, shard))
-            drawn.append(_moved(before, device))
-    for name in drawn[0] | drawn[1]:
-        if drawn[0].get(name) != drawn[1].get(name):
-            raise _draws(where, name, "np.random.default_rng([seed, step, shard])")
-    one, two = batches
-    for name in sorted(one.keys() | two.keys()):
-        if name not in one or name not in two or not _same_bits(one[name], two[name]):
-            raise ConfigError(
-                f"{where}: {name} of step 0, shard {shard} differs between two calls; let it depend"
-                " on the seed, the step and the shard alone"
-            )
-    rows = source.length.examples_per_update // shards
-    for name, array in one.items():
-        if len(array) != rows:
-            raise ConfigError(
-                f"{where}: {name} of a shard has {len(array)} rows, but a batch of {rows * shards}"
-                f" in shards={shards} has {rows} in each; return the rows of one shard"
-            )
-
-
-def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
+def _try(objective: Objective, batch: Batch, ctx: Context) -> None:
     where = f"{full_name(objective)}.forward"
     objective.train()  # as it will train: parts that were built in evaluation mode included
     before, buffers = _prints(objective), dict(objective.named_buffers())
@@ -126,7 +75,7 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
     slices = slice(0, rows), slice(0, rows // 2), slice(rows // 2, rows)
     parts = [_rows_of(batch, ctx, each, where) for each in slices]
     instead = "ctx.noise, dropout from contract.Dropout; set that of a pretrained net to 0"
-    with _generators_untouched(where, instead, ctx.noise.device):
+    with untouched(where, instead, ctx.noise.device):
         with torch.no_grad():
             totals, *of_halves = (_statistics(objective, part) for part in parts)
         for name, value in totals.items():
@@ -136,7 +85,7 @@ def _check_objective(objective: Objective, batch: Batch, ctx: Context) -> None:
                 raise ConfigError(
                     f"{what} has shape {list(value.shape)} for {rows} rows, but"
                     f" {list(halves[0].shape)} for half of them; return a sum over rows, or give"
-                    " check=false if every row has its own place in it"
+                    " trial=false if every row has its own place in it"
                 )
             _check_sum(what, value, halves)
         again = _forward(objective, parts[0], totals)
@@ -292,18 +241,8 @@ def _forward(
             f"{where}: the loss has no gradient; compute it from the net's outputs, with neither"
             " detach() nor no_grad()"
         )
-    _check_metrics(where, out.metrics)
+    check_metrics(where, out.metrics)
     return out
-
-
-def _check_metrics(where: str, metrics: Any) -> None:
-    if not isinstance(metrics, Mapping):
-        raise ConfigError(f"{where}: metrics are {kind_of(metrics)}; return a dict by name")
-    for name, pair in metrics.items():
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ConfigError(
-                f"{where}: metric {name} is {kind_of(pair)}; return its (sum, count) as a tuple"
-            )
 
 
 def _check_sum(what: str, whole: Tensor, parts: Sequence[Tensor], share: float = ROUNDING) -> None:
@@ -319,40 +258,3 @@ def _check_sum(what: str, whole: Tensor, parts: Sequence[Tensor], share: float =
                 f"{what} of a shard is {here:.6g}, but {there:.6g} over its two halves; return the"
                 " sum over examples, neither a mean nor what depends on the other rows of a batch"
             )
-
-
-@contextmanager
-def _generators_untouched(where: str, instead: str, device: torch.device) -> Iterator[None]:
-    before = _generators(device)
-    yield
-    for name in _moved(before, device):
-        raise _draws(where, name, instead)
-
-
-def _draws(where: str, name: str, instead: str) -> ConfigError:
-    return ConfigError(
-        f"{where}: draws from the global generator of {name}, which depends on the rank and on what"
-        f" ran before; draw from {instead}"
-    )
-
-
-def _moved(before: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The states of those generators that have another one than before."""
-    return {name: state for name, state in _generators(device).items() if state != before[name]}
-
-
-def _generators(device: torch.device) -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 (users' code may draw from it)
-    states = {
-        "PyTorch": torch.get_rng_state().numpy().tobytes(),
-        "NumPy": (kind, np.asarray(keys).tobytes(), *rest),
-        "Python": random.getstate(),
-    }
-    if device.type == "cuda":
-        states["CUDA"] = torch.cuda.get_rng_state(device).numpy().tobytes()
-    return states
-
-
-def _same_bits(one: Any, other: Any) -> bool:
-    one, other = np.asarray(one), np.asarray(other)
-    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())

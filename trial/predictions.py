@@ -1,0 +1,83 @@
+"""Tries a prediction of each evaluation set before training, on one row of padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from contract import IGNORE, Batch, Metric, Objective, Prediction
+from trial.batch import TriedBatch, check_metrics
+from utils.errors import ConfigError, full_name, kind_of
+from utils.measure.evaluation import metric_key
+
+
+def try_predictions(
+    asked: str | None,
+    outputs: Collection[str],
+    source: Any,
+    objective: Any,
+    to_batch: Callable[[Any], Batch],
+    names_alone: bool,
+) -> None:
+    """Raises ConfigError if the metric that is `asked` for or one of these outputs does not exist.
+    Unless `names_alone` are tried, also for other predictions than the contract's, and for a
+    headline that is not among the metrics.
+    """
+    metric = Metric.parse(asked or "").name
+    if not names_alone and not metric:
+        metric = objective.judging_metric(None).name
+    sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
+    if not sets or not (metric or outputs):
+        return
+    measured, tensors = {}, set()  # the metrics of each set, and the names of inputs and outputs
+    metrics = set()
+    objective.eval()
+    with torch.no_grad():
+        for key, examples in sets.items():
+            row = TriedBatch(
+                to_batch(examples.padding(1)), f"the evaluation set {key}", "predict", "eval_sets"
+            )
+            prediction = objective.predict(row)
+            if not names_alone:
+                check_prediction(objective, prediction)
+            scalars = [
+                name
+                for evaluator in (*source.evaluators(key), *objective.evaluators(row))
+                for name in evaluator.scalars
+            ]
+            tensors |= {*row, *prediction.outputs}
+            metrics |= {f"eval/{name}" for name in prediction.metrics}
+            if names := [*prediction.metrics, *scalars]:
+                measured[key] = names
+    objective.train()
+    metrics |= {
+        metric_key(key, measured, name) for key, names in measured.items() for name in names
+    }
+    if not metrics and not asked:  # sets that are only shown
+        metric = ""
+    where = "objective_metric" if asked else f"{type(objective).__name__}.headline"
+    choices = {where: metrics, "eval_save_outputs": tensors}
+    for key, wanted in (
+        (where, [metric] if metric else []),
+        ("eval_save_outputs", outputs),
+    ):
+        if unknown := [name for name in wanted if name not in choices[key]]:
+            raise ConfigError(
+                f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(choices[key]))}"
+            )
+
+
+def check_prediction(objective: Objective, prediction: Any) -> None:
+    """Raises ConfigError unless `predict` returned what its contract says for rows of padding."""
+    where = f"{full_name(objective)}.predict"
+    if not isinstance(prediction, Prediction):
+        raise ConfigError(f"{where}: returns {kind_of(prediction)}; return a Prediction")
+    check_metrics(where, prediction.metrics)
+    for name, (_, count) in prediction.metrics.items():
+        if float(count):
+            raise ConfigError(
+                f"{where}: metric {name} counts {float(count):g} in a row of padding; count only"
+                f" what has a label, as padding has {IGNORE}"
+            )
