@@ -4,8 +4,9 @@
 
 WHAT: raise, hang, slow (by 0.2 s), stall (for 12 s), kill, kill-now, nan, full or readonly (the
 disk that FAULT_DISK names), flip (a file reads differently), eio (it cannot be read), wandb (its
-process is killed), suspend (for 10 s), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or
-`launcher:SIGTERM` for one to the launcher.
+process is killed), suspend (for 10 s), another (disk in the place that FAULT_DISK names, as on
+another host), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for
+one to the launcher.
 
 WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
 worker (a batch in a loader process), callback (a hook of the sparse optimizer), gather (a tensor on
@@ -20,6 +21,7 @@ about gradients that are not finite one step late, as it does on CUDA.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import functools
 import os
@@ -157,6 +159,10 @@ def go_wrong(what: str, delay: float) -> None:
         # the others wait for rank 0 before and after
         for _ in range(20 if detect(os.environ).rank == 0 else 0):
             time.sleep(0.1)
+    elif what == "another":
+        ctypes.CDLL(None).unshare(0x20000)  # what this process mounts, no other sees
+        for mount in (["--make-rprivate", "/"], ["-t", "tmpfs", "none", disk()]):
+            subprocess.run(["mount", *mount], check=True)
     elif what == "wandb":
         kill_wandb()
     elif what.startswith("launcher:"):

@@ -68,6 +68,18 @@ def test_a_disk_may_be_slower_than_the_patience_of_ranks(
 
 
 @pytest.mark.slow
+def test_hosts_need_no_disk_in_common(small_disk: Path, undisturbed_pair: Result) -> None:
+    """Rank 1 does not see what rank 0 has saved."""
+    env = {"FAULT_DISK": str(small_disk)}
+    for steps in (10, 23):
+        arguments = [*TROUBLED, f"max_steps={steps}"]
+        done = faulty(small_disk / "run", "another@data", 1, 0, *arguments, ranks=2, env=env)
+        assert [rank.returncode for rank in done] == [0, 0], done[0].stderr
+        assert "FAULT another" in done[1].stdout
+    assert digest(small_disk / "run") == digest(undisturbed_pair.directory)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["full", "readonly"])
 def test_three_failed_saves_in_a_row_stop_the_run(
     trouble: str, small_disk: Path, undisturbed_pair: Result, tmp_path: Path

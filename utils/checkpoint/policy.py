@@ -40,7 +40,7 @@ class Checkpointer:
         self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)
         self._saved_step, self._saved_at = saved_step, time.monotonic()
         self._best_before: float | None = None
-        self._best_step = -1
+        self._best_step, self._saved_best = -1, False  # whether the last save is of the best
         self.take_stall_s = self._writer.take_stall_s
         if config.objective_metric:  # a minus in front means that lower is better
             run.say(
@@ -136,14 +136,15 @@ class Checkpointer:
         return True
 
     def _forget_lost_best(self) -> None:
-        if self._writer.take_best_failed():
-            self._saved.run_state.best = self._best_before
+        if self._saved_best and self._writer.wait():
+            self._saved.run_state.best, self._saved_best = self._best_before, False
 
     def _save(self, better: bool) -> None:
         self._run.check_place()
         if not better:
             self._forget_lost_best()
         self._writer.save(self._saved.run_state.step, *self._saved.snapshot(), better)
+        self._saved_best = better
         self._saved_step, self._saved_at = self._saved.run_state.step, time.monotonic()
 
     def _give_up(self, why: str) -> None:

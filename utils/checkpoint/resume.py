@@ -204,6 +204,7 @@ def _load(folder: Path, step: int, saved: Registry, dist: Dist) -> str:
     """Loads a checkpoint, which rank 0 reads. Returns an empty string, or why no rank can use it,
     the same on all.
     """
+    # rank 0 hashes the files, and tells the others what they hold
     stored: dict[str, dict[str, Stored]] = {}
     problem = ""
     with dist.agreed():
@@ -212,13 +213,13 @@ def _load(folder: Path, step: int, saved: Registry, dist: Dist) -> str:
                 stored = reader.open_checkpoint(folder, saved.names, hashed=True).groups
             except ConfigError as error:
                 problem = error.what  # the caller has another checkpoint, or says what to do
-        text = json.dumps({group: described(_shapes(stored[group])) for group in stored})
+        texts = {group: described(_shapes(stored[group])) for group in stored}
     if problem := dist.broadcast_text(problem):
         return problem
-    shapes = {
-        group: from_description(of_group)
-        for group, of_group in json.loads(dist.broadcast_text(text)).items()
-    }
+    texts = json.loads(dist.broadcast_text(json.dumps(texts)))
+    shapes = {group: from_description(text) for group, text in texts.items()}
+
+    # nothing of the run changes before all ranks know that the checkpoint fits
     with dist.agreed():
         try:
             saved.check(shapes, step)
@@ -226,13 +227,10 @@ def _load(folder: Path, step: int, saved: Registry, dist: Dist) -> str:
             problem = error.what
     if problem := _first(problem, dist):
         return problem
+
+    split, names = saved.split, saved.names
     try:
-        saved.load(
-            {
-                group: from_rank_0(shapes[group], stored.get(group, {}), saved.split)
-                for group in saved.names
-            }
-        )
+        saved.load({name: from_rank_0(shapes[name], stored.get(name, {}), split) for name in names})
     except format.Unreadable as error:
         problem = f"{folder.name} is damaged ({error})"
     return _first(problem, dist)

@@ -49,8 +49,7 @@ class Writer:
         self._keep, self._published = keep, published
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
-        self._outcome, self._best_failed, self._stall_s = "", False, 0.0
-        self._said_that_it_waits = False
+        self._outcome, self._stall_s, self._said_that_it_waits = "", 0.0, False
         with dist.agreed():
             if dist.is_main:
                 folders.tidy(directory, say)
@@ -84,14 +83,6 @@ class Writer:
             self._join()
             return self._dist.broadcast_text(self._outcome)
 
-    def take_best_failed(self) -> bool:
-        """Returns whether a save with `best` has failed since the last call; the same on all
-        ranks.
-        """
-        self.wait()
-        failed, self._best_failed = self._best_failed, False
-        return self._dist.broadcast_text("failed" if failed else "") != ""
-
     def take_stall_s(self) -> float:
         """Returns the seconds for which callers have waited since the last call."""
         taken, self._stall_s = self._stall_s, 0.0
@@ -116,8 +107,7 @@ class Writer:
     ) -> None:
         """Copies the tensors for a thread that runs the save, or runs it now."""
         if self._make_room(shapes):
-            buffers = [*self._buffers.values()]
-            devices = set()
+            buffers, devices = [*self._buffers.values()], set()
             for buffer, tensor in zip(buffers, tensors, strict=False):
                 buffer.copy_(tensor, non_blocking=tensor.is_cuda)
                 devices |= {tensor.device} if tensor.is_cuda else set()
@@ -126,38 +116,36 @@ class Writer:
             self._thread = threading.Thread(target=run, args=(iter(buffers), Exception))
             self._thread.start()
         else:
-            # what else goes wrong, in bringing a tensor, is no matter of this save alone
-            run((torch.empty_like(each, device="cpu").copy_(each) for each in tensors), OSError)
+            # an error in bringing a tensor is no trouble with the disk: the run cannot go on
+            run((_buffer(each).copy_(each) for each in tensors), OSError)
 
     def _make_room(self, shapes: Mapping[str, Mapping[str, Tensor]]) -> bool:
         """Makes buffers for a copy, or keeps those of the last save, because fresh pages cost more
         than the copy. Returns False if memory has no room for them.
         """
-        on_cuda = self._dist.device.type == "cuda"
+        pinned, free = self._dist.device.type == "cuda", free_bytes()
         wanted = {(group, name): shape for group in shapes for name, shape in shapes[group].items()}
         kept = {
             key: buffer
             for key, buffer in self._buffers.items()
             if key in wanted and _alike(buffer, wanted[key])
         }
-        self._buffers = {}
-        missing = [shape.nbytes for key, shape in wanted.items() if key not in kept]
+        sizes = [shape.nbytes for key, shape in wanted.items() if key not in kept]
         # PyTorch takes pinned memory in powers of two
-        size = sum(1 << (each - 1).bit_length() if on_cuda and each else each for each in missing)
-        free = free_bytes()
-        if size > (1 - SPARED) * free:
-            if not self._said_that_it_waits:
-                self._say(
-                    f"checkpoints are written while training waits: a copy takes {size:,} bytes of"
-                    f" memory, and {free:,} are free"
-                )
+        needed = sum(1 << (size - 1).bit_length() if pinned and size else size for size in sizes)
+        fits = needed <= (1 - SPARED) * free
+        if fits:
+            self._buffers = {
+                key: kept[key] if key in kept else _buffer(shape, pinned)
+                for key, shape in wanted.items()
+            }
+        elif not self._said_that_it_waits:
+            self._say(
+                f"checkpoints are written while training waits: a copy takes {needed:,} bytes of"
+                f" memory, and {free:,} are free"
+            )
             self._said_that_it_waits = True
-            return False
-        self._buffers = {
-            key: kept[key] if key in kept else _buffer(shape, on_cuda)
-            for key, shape in wanted.items()
-        }
-        return True
+        return fits
 
     def _run(
         self,
@@ -182,8 +170,6 @@ class Writer:
                 folders.retire(self._directory, step, self._keep, self._say)
                 self._published(self._directory / f"step_{step}")
         self.failures = self.failures + 1 if problem else 0
-        if best:
-            self._best_failed = bool(problem)
         self._outcome = problem
 
     def _clean_up(self, folder: Path, step: int, problem: str) -> None:
@@ -198,7 +184,7 @@ def _alike(buffer: Tensor, shape: Tensor) -> bool:
     return (buffer.shape, buffer.dtype) == (shape.shape, shape.dtype)
 
 
-def _buffer(shape: Tensor, pinned: bool) -> Tensor:
+def _buffer(shape: Tensor, pinned: bool = False) -> Tensor:
     return torch.empty(shape.shape, dtype=shape.dtype, device="cpu", pin_memory=pinned)
 
 
