@@ -8,7 +8,7 @@ logs, evaluates and saves between them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -66,10 +66,14 @@ from utils.command.instantiate import make
 from utils.command.keys import CONF, HYDRA_ARGUMENTS
 from utils.command.limits import check_sync
 from utils.command.root import Config
-from utils.measure import capacity, hardware
+from utils.measure import hardware
 from utils.measure.evaluation import Evaluation
 from utils.measure.metrics import Clock, Meter
 from utils.measure.profile import traced
+from utils.plan.attempts import largest_that_fits
+from utils.plan.cards import forward_dtype
+from utils.plan.needs import META, count
+from utils.plan.settle import with_plan
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
@@ -94,9 +98,7 @@ def pretrain(cfg: Config) -> float | None:
         start = resume.find(cfg, dist, run.say, again)
         cfg, needed_runs = with_needed_runs(cfg, start.meta, dist, pretrain)
         hardware.tune(cfg.exact, cfg.float64)
-        # a plan for GPUs that are elsewhere counts with their type
-        best = "bfloat16" if cfg.plan_cards else hardware.forward_dtype(dist.device)
-        cfg = resume.with_arithmetic(cfg, start, dist, best)
+        cfg = resume.with_arithmetic(cfg, start, dist, forward_dtype(cfg, dist.device))
         is_new = start.folder is None and not cfg.eval_only
         trainer = Trainer(cfg, dist, run, needed_runs, is_new)
         start = resume.restore(start, trainer.saved, cfg, dist, run.say, trainer.total_steps)
@@ -285,43 +287,21 @@ class Trainer:
                 rehearse(self.objective, *self.first_batch(owned[:shards]))
 
             smallest, parameters = f"one shard of {shard_size} examples", self.sync.parameters
-            at_once = capacity.largest_that_fits(at_once, attempt, parameters.values(), smallest)
+            at_once = largest_that_fits(at_once, attempt, parameters.values(), smallest)
         return [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
 
     def with_plan(self) -> Config:
-        """Returns the configuration with the micro-batch that fits, found by counting on a net
-        without numbers, and says why. With plan=show, prints that and ends the run.
+        """Returns the configuration with the micro-batch that fits, counted on a net without
+        numbers. With plan=show, prints what was counted and ends the run.
         """
-        cfg, dist, split = self.cfg, self.dist, self.sync.splits_weights
-        net = make_objective(cfg.arch, cfg.seed, self.source.spec, capacity.META)
-        tables = [table.weights for table in tables_of(net).values()]
+        cfg = self.cfg
+        net = make_objective(cfg.arch, cfg.seed, self.source.spec, META)
         optimizer_state = remembered(cfg.optim["dense"], trained(net)).values()
-
-        def pass_over(shards: range) -> tuple[Batch, Callable[[], None]]:
-            batch, context = self.first_batch(shards, capacity.META)
-            return batch, partial(rehearse, net, batch, context, keep=True)
-
-        needs = capacity.count(net, tables, optimizer_state, cfg.ema, pass_over)
-        cut = cfg.shards, self.shard_size, split, cfg.exact
-        hands = [] if cfg.plan_cards else capacity.cards_of(dist)
-        cards = [card for hand in hands for card in hand]
-        if cfg.plan_cards:
-            cards = capacity.cards_named(cfg.plan_cards)
-        can_recompute = cfg.arch.get("recompute") is False
-        if cfg.plan == "show":
-            layout = capacity.lay_out(needs, cards, *cut)
-            if dist.is_main:
-                ways = capacity.layouts(needs, cards, *cut)
-                print(capacity.table(layout, can_recompute, ways), flush=True)
-            raise SystemExit(0)
-        # the ranks that have started, each on its card, and cards to spare
-        layout = capacity.lay_out(needs, cards, *cut, hands)
-        self.run.say(capacity.table(layout, can_recompute))
-        size = None if cfg.exact else layout.micro_batch_size
-        settled = {"plan": False, "micro_batch_size": size}
-        if needs.movable:
-            settled["arch.devices"] = layout.devices
-        return cfg.with_values(settled)
+        first_batch = partial(self.first_batch, device=META)
+        train_on = partial(rehearse, net, keep=True)
+        needs = count(net, optimizer_state, cfg.ema, first_batch, train_on)
+        split = self.sync.splits_weights
+        return with_plan(cfg, needs, self.shard_size, split, self.dist, self.run.say)
 
     def try_all(self) -> None:
         """Tries the optimizers, the objective of a new run, and the names of metrics."""

@@ -18,7 +18,7 @@ from contract import Batch, Context, Objective, RunSettings, Spec
 from models import objective
 from utils.command import keys
 from utils.command.instantiate import make
-from utils.measure import capacity
+from utils.plan.needs import Needs, count
 
 OF_THE_RUN = {field.name for field in fields(RunSettings)}
 
@@ -65,12 +65,7 @@ def needs_of(
     remembered: Mapping[str, Tensor],
     averages: bool,
     first_batch: Callable[[range], tuple[Batch, Context]],
-) -> capacity.Needs:
+) -> Needs:
     """Counts the memory that training a net needs, as `plan` does."""
-
-    def pass_over(shards: range) -> tuple[Batch, Callable[[], None]]:
-        batch, context = first_batch(shards)
-        return batch, partial(objective.rehearse, net, batch, context, keep=True)
-
-    tables = [table.weights for table in objective.tables_of(net).values()]
-    return capacity.count(net, tables, remembered.values(), averages, pass_over)
+    train_on = partial(objective.rehearse, net, keep=True)
+    return count(net, remembered.values(), averages, first_batch, train_on)

@@ -97,7 +97,7 @@ TABLE: list[Row] = [
     (["checkpoint_path=/etc/passwd/x"], "checkpoint_path"),
     (["arch.hidden_size=16", "init_from=/"], "init_from"),
     (["arch.hidden_size=16", "resume=/"], "resume", 2),
-    (["plan=show", "plan_cards=8GB", "arch.hidden_size=16"], "plan_cards"),
+    (["plan=show", "plan_cards=2x80+24"], "plan_cards=2x80+24: write a number of equal GPUs"),
     (["evaluators=[arc]"], "evaluators"),
     (["evaluators=[{name:arc@ARC,submission_K:3}]"], "evaluators"),
     (["data_path=/"], "data_path"),

@@ -19,6 +19,14 @@ LAYERS = {
     "utils.ranks": {"utils", "utils.ranks"},
     "utils.command": {"utils", "utils.ranks", "utils.command"},
     "utils.measure": {"utils", "utils.ranks", "contract", "utils.measure"},
+    "utils.plan": {
+        "utils",
+        "contract",
+        "utils.ranks",
+        "utils.command",
+        "utils.measure",
+        "utils.plan",
+    },
     "utils.rundir": {"utils", "utils.ranks", "utils.rundir"},
     "utils.sweep": {"utils", "utils.ranks", "utils.command", "utils.rundir", "utils.sweep"},
     "utils.checkpoint": {

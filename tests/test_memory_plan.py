@@ -17,7 +17,7 @@ from tests.ranks import check_ended_well, run_ranks, words
 from tests.runs import FLOAT32, QUIET, TINY_CNN, TINY_GPT, TINY_TRM
 from tests.steps import steps_of, trainer_on
 from trial.optimizers import remembered
-from utils.measure import capacity
+from utils.plan.needs import META
 from utils.ranks.distributed import Dist
 
 
@@ -35,7 +35,7 @@ def test_plan_show_says_it_once_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_cards_that_are_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        trainer_on(Dist(), tmp_path, *TINY_TRM, "plan=show", "plan_cards=2x24+16")
+        trainer_on(Dist(), tmp_path, *TINY_TRM, "plan=show", "plan_cards=3x16")
     assert "torchrun --nproc-per-node 3" in capsys.readouterr().out
 
 
@@ -49,9 +49,9 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     trainer = trainer_on(Dist(device=device), tmp_path, *arguments)
     counted = trainer_on(Dist(device=device), tmp_path, *arguments, "plan=auto")
     assert counted.cfg.micro_batch_size == 24
-    meta_net = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, capacity.META)
+    meta_net = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, META)
     known = remembered(trainer.cfg.optim["dense"], trained(meta_net))
-    first = partial(trainer.first_batch, device=capacity.META)
+    first = partial(trainer.first_batch, device=META)
     needs = needs_of(meta_net, known, False, first)
     del counted
     torch.cuda.reset_peak_memory_stats(device)

@@ -35,7 +35,7 @@ from tests.making import make_objective
 from tests.ranks import words
 from tests.runs import config_of
 from utils.measure import hardware
-from utils.measure.capacity import META
+from utils.plan.needs import META
 
 VOCABULARY = 256
 Step = Callable[[], object]

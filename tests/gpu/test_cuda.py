@@ -36,7 +36,7 @@ from tests.runs import (
     torchrun,
     train,
 )
-from utils.measure.capacity import largest_that_fits
+from utils.plan.attempts import largest_that_fits
 
 DEVICE = "cuda" if torch.cuda.is_available() else os.environ.get("REHEARSED_ON", "")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not DEVICE, reason="no CUDA device here")]

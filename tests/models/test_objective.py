@@ -42,7 +42,8 @@ from tests.trial.test_trial import MyObjective
 from trial.optimizers import remembered
 from utils import transfer
 from utils.command.instantiate import make
-from utils.measure import capacity, metrics
+from utils.measure import metrics
+from utils.plan.needs import META, Needs
 from utils.ranks.distributed import Dist
 
 ALONE = Dist()
@@ -166,7 +167,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     source = make(cfg.data, "data", RunSettings.of(cfg.plain()))
     facts: Any = SimpleNamespace(cfg=cfg, source=source)
 
-    def counted(device: torch.device, step: bool) -> capacity.Needs:
+    def counted(device: torch.device, step: bool) -> Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
         if step:
             optimizers = build_dense(cfg.optim["dense"], trained(objective))
@@ -182,7 +183,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
         return needs_of(objective, state, cfg.ema, first)
 
     real = counted(torch.device("cpu"), step=True)
-    found = counted(capacity.META, step=False)
+    found = counted(META, step=False)
     if name == "grid puzzles":  # whose passes are counted 2 % too large
         assert found.first == pytest.approx(real.first, rel=0.03)
         found = replace(found, first=real.first, each=real.each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from math import ceil
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from utils.command.keys import fields_of, marked
 from utils.command.marks import A_PATH
 from utils.command.root import Config
 from utils.errors import ConfigError, brief, short
-from utils.gpus import gib_of_each
 from utils.ranks.launchers import Launch
 
 PATH_SHOWN = 300  # characters: a path cut like other values would lose the end that is mistyped
@@ -31,10 +31,13 @@ def check_combinations(config: Config, launch: Launch) -> None:
         raise ConfigError(
             f"shards={shards} is less than the {ranks} ranks that were started; try shards={ranks}"
         )
-    if config.plan_cards is not None:
+    if cards := config.plan_cards:
         if config.plan != "show":
-            raise ConfigError(f"plan_cards={config.plan_cards}: is used by plan=show; add that")
-        gib_of_each(config.plan_cards)
+            raise ConfigError(f"plan_cards={cards}: is used by plan=show; add that")
+        if not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*(\.\d+)?", cards, re.ASCII):
+            raise ConfigError(
+                f"plan_cards={short(cards)}: write a number of equal GPUs and their GiB, as 8x80"
+            )
     if config.plan and isinstance(micro, int):
         raise ConfigError(
             f"micro_batch_size={micro}: plan={config.plan} chooses it; remove one of them"

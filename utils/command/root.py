@@ -113,7 +113,7 @@ class Root(Keys):
     plan: Annotated[Literal["auto", "show", False], SAME_RUN]
     """auto: estimates the memory and sets micro_batch_size; show: prints the estimate and ends"""
     plan_cards: Annotated[str | None, SAME_RUN]
-    """GPUs that plan=show plans for, in GiB: 8x80, or 2x80+24; null: those of this machine"""
+    """GPUs that plan=show plans for, in GiB: 8x80 are eight of 80; null: those of this machine"""
     micro_batch_size: Annotated[PositiveInt | Literal["auto"] | None, SAME_RUN]
     """Examples at once on one rank, at least one shard; null: all; auto: what fits on the GPU"""
     exact: bool

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from optim.sync.allreduce import ExactAllReduce, merges_after_each, tree_sum
-from utils.measure.capacity import GIB, Card, Needs, advice, lay_out
+from utils.plan.cards import GIB, Cards
+from utils.plan.layout import layouts
+from utils.plan.needs import Needs
+from utils.plan.settle import advice
 from utils.ranks.distributed import Dist
 
 
@@ -80,7 +83,7 @@ def test_a_plan_counts_the_branches_that_wait(shards: int) -> None:
         largest=0, first=0, each=0,
     )  # fmt: skip
     plain, exact = (
-        lay_out(needs, [Card("GPU", GIB)], shards, 1, exact=each).fullest(1)[1]
+        layouts(needs, Cards(1, GIB), shards, 1, exact=each)[0].bytes_with(1)
         for each in (False, True)
     )
     assert exact == plain + branches.most * gradients
@@ -91,7 +94,7 @@ def test_a_plan_that_the_branches_do_not_fit_says_so() -> None:
         trained=GIB, gradients=GIB, remembered=GIB, averaged=0, frozen=0,
         largest=0, first=GIB, each=GIB,
     )  # fmt: skip
-    layout = lay_out(needs, [Card("GPU", 8 * GIB)], 8, 1, exact=True)
+    (layout,) = layouts(needs, Cards(1, 8 * GIB), 8, 1, exact=True)
     assert not layout.fits
     assert advice(layout, can_recompute=False).startswith("exact=false")
-    assert lay_out(needs, [Card("GPU", 8 * GIB)] * 8, 8, 1, exact=True).fits
+    assert layouts(needs, Cards(8, 8 * GIB), 8, 1, exact=True)[0].fits

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from utils.errors import ConfigError
-from utils.measure.capacity import largest_that_fits
+from utils.plan.attempts import largest_that_fits
 
 
 class Memory:

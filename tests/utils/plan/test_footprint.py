@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from utils.measure import footprint
+from utils.plan import footprint
 
 MIB = 2**20
 
