@@ -188,7 +188,7 @@ class Trainer:
         self.dense = build_dense(cfg.optim["dense"], parameters, sync.whole)
         self.optimizers: list[torch.optim.Optimizer] = [*self.sparse, *self.dense]
         self.schedule = build_schedule(
-            cfg.optim["schedule"], length.total_steps, length.steps_per_epoch
+            cfg.optim.get("schedule"), length.total_steps, length.steps_per_epoch
         )
         self.norms = Norms(sync)  # of logged steps
         # of evaluations; decides which checkpoint is the best

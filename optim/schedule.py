@@ -19,14 +19,6 @@ Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class Constant:
-    """The base rate throughout."""
-
-    def __call__(self, step: int) -> float:
-        return 1.0
-
-
-@dataclass(frozen=True)
 class WarmupDecay:
     """Linear warm-up to the base rate, then decay to `min_ratio` of it at the last step.
 
@@ -68,9 +60,13 @@ class StepDecay:
 
 
 def build_schedule(
-    config: Mapping[str, Any], total_steps: int, steps_per_epoch: float | None
+    config: Mapping[str, Any] | None, total_steps: int, steps_per_epoch: float | None
 ) -> Schedule:
-    """Builds the configured schedule, with those facts of the run's length that it takes."""
+    """Builds the configured schedule, with those facts of the run's length that it takes. Without
+    one, the rate stays.
+    """
+    if config is None:
+        return lambda step: 1.0
     parameters = parameters_of(config, "optim.schedule")
     wanted = parameters.keys() - config.keys()
     if steps_per_epoch is None and "steps_per_epoch" in wanted:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from optim.schedule import Constant, StepDecay, WarmupDecay, build_schedule, set_lr
+from optim.schedule import StepDecay, WarmupDecay, build_schedule, set_lr
 from utils.errors import ConfigError
 
 COSINE = WarmupDecay(total_steps=110, warmup_steps=10, min_ratio=0.1, decay_share=None)
@@ -29,7 +29,7 @@ FACTORS: dict[str, tuple[Callable[[int], float], dict[int, float]]] = {
     ),
     "it falls after the warm-up": (WarmupDecay(100, 90, 0.0, 0.2), {90: 1.0, 95: 0.5}),
     "constant by a ratio of 1": (WarmupDecay(100, 0, 1.0, None), dict.fromkeys(range(1, 101), 1.0)),
-    "constant": (Constant(), dict.fromkeys(range(1, 101), 1.0)),
+    "constant without one": (build_schedule(None, 100, None), {1: 1.0, 100: 1.0}),
     "down with the first step of every second epoch": (
         StepDecay(steps_per_epoch=10, every_epochs=2, gamma=0.5),
         {1: 1, 20: 1, 21: 0.5, 40: 0.5, 41: 0.25},
@@ -60,7 +60,7 @@ def test_set_lr_scales_the_base_rate_of_every_group() -> None:
 
 
 def built(**config: Any) -> Any:
-    config["_target_"] = f"optim.schedule.{config.pop('kind', 'Constant')}"
+    config["_target_"] = f"optim.schedule.{config.pop('kind', 'WarmupDecay')}"
     return build_schedule(config, total_steps=12, steps_per_epoch=None)
 
 
@@ -70,7 +70,6 @@ def test_a_schedule_of_epochs_needs_epochs() -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
         built(**decay)
     assert built(**decay, steps_per_epoch=3) == StepDecay(3, 1, 0.7)
-    assert built() == Constant()
 
 
 class OfMetric:
@@ -92,5 +91,7 @@ def test_what_is_no_schedule_is_one_line(
     kind: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("optim.schedule.make", lambda *_, **__: kind())
-    with pytest.raises(ConfigError, match=rf"_target_=optim.schedule.Constant: {re.escape(said)}"):
+    with pytest.raises(
+        ConfigError, match=rf"_target_=optim.schedule.WarmupDecay: {re.escape(said)}"
+    ):
         built()
