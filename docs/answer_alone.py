@@ -22,7 +22,7 @@ def logits_of(weights: str, config: str, tokens: list[int]) -> torch.Tensor:
 
     def norm(x: torch.Tensor) -> torch.Tensor:
         square = x.float().square().mean(-1, keepdim=True)
-        return (x.float() * torch.rsqrt(square + arch["rms_norm_eps"])).to(dtype)
+        return (x.float() * torch.rsqrt(square + 1e-5)).to(dtype)
 
     def mlp(name: str, x: torch.Tensor) -> torch.Tensor:
         gate, up = F.linear(x, w[f"{name}.gate_up_proj.weight"]).chunk(2, -1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from contract import Spec
 from models.layers import Embedding, Linear, gated_width, rms_norm, widen
-from models.recursive.recursion import RecursiveNet, State
+from models.recursive.recursion import EPS, RecursiveNet, State
 from models.recursive.sequence import SequenceInner, SequenceSizes
 from utils.errors import ConfigError
 
@@ -31,17 +31,16 @@ class GridBlock(nn.Module):
     and not to the state, so that cells can remember.
     """
 
-    def __init__(self, width: int, hidden: int, eps: float) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.gate_up_proj = Linear(9 * width, 2 * hidden)
         self.down_proj = Linear(hidden, width)
-        self.eps = eps
 
     def forward(self, z_BSSD: Tensor, hint_BSSF: Tensor) -> Tensor:
         kernel = self.gate_up_proj.weight.to(z_BSSD.dtype).unflatten(1, (-1, 3, 3))
         both_BFSS = F.conv2d(z_BSSD.permute(0, 3, 1, 2), kernel, padding=1)
         gate, up = (both_BFSS.permute(0, 2, 3, 1) + hint_BSSF).chunk(2, dim=-1)
-        return rms_norm(z_BSSD + self.down_proj(F.silu(gate) * up), self.eps)
+        return rms_norm(z_BSSD + self.down_proj(F.silu(gate) * up), EPS)
 
 
 class GridSizes(SequenceSizes):
@@ -81,9 +80,7 @@ class GridInner(SequenceInner):
             self.rewards = Embedding(spec.vocab_size, width, std=1.0)
             self.costs = Embedding(spec.vocab_size, width, std=0.1)
             self.slopes_proj = Linear(4 * width, 2 * hidden)
-        self.layers = nn.ModuleList(
-            GridBlock(width, hidden, sizes.rms_norm_eps) for _ in range(sizes.L_layers)
-        )
+        self.layers = nn.ModuleList(GridBlock(width, hidden) for _ in range(sizes.L_layers))
         self.L_init.fill_(UNREACHED)
 
     @property

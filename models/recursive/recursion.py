@@ -18,6 +18,7 @@ from models.sparse_embedding import SparseEmbedding
 from utils.command.marks import SAME_RUN, Fraction, Keys
 from utils.errors import ConfigError
 
+EPS = 1e-5  # in norms, as published
 State = tuple[Tensor, ...]  # of HRM and TRM: z_H and z_L, both [B, L, D]
 
 
@@ -37,7 +38,6 @@ class Sizes(Keys):
     steps before it may halt
     """
     forward_dtype: ForwardDtype
-    rms_norm_eps: Fraction
     mlp_multiple: PositiveInt
     """The width of the gated MLPs is rounded up to a multiple of this"""
     mlp_norm: bool

@@ -27,7 +27,7 @@ from models.layers import (
     rms_norm,
     turns_of,
 )
-from models.recursive.recursion import Inner, Level, Sizes, State
+from models.recursive.recursion import EPS, Inner, Level, Sizes, State
 from models.sparse_embedding import SparseEmbedding
 from utils.errors import ConfigError
 
@@ -108,7 +108,6 @@ class Block(nn.Module):
         width: int,
         heads: int,
         mlp: Callable[[int], SwiGLU],
-        eps: float,
         mix_positions: int,
     ) -> None:
         super().__init__()
@@ -118,15 +117,14 @@ class Block(nn.Module):
             self.self_attn = Attention(width, heads)
         self.mixes_by_mlp = bool(mix_positions)
         self.mlp = mlp(width)
-        self.eps = eps
 
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None = None) -> Tensor:
         if self.mixes_by_mlp:
             x_BDL = x_BLD.transpose(1, 2)
-            x_BLD = rms_norm(x_BDL + self.mlp_t(x_BDL), self.eps).transpose(1, 2)
+            x_BLD = rms_norm(x_BDL + self.mlp_t(x_BDL), EPS).transpose(1, 2)
         else:
-            x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), self.eps)
-        return rms_norm(x_BLD + self.mlp(x_BLD), self.eps)
+            x_BLD = rms_norm(x_BLD + self.self_attn(x_BLD, cos_sin), EPS)
+        return rms_norm(x_BLD + self.mlp(x_BLD), EPS)
 
 
 class SequenceInner(Inner):
@@ -182,11 +180,10 @@ class SequenceInner(Inner):
 
         def mlp(width: int) -> SwiGLU:
             hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
-            return SwiGLU(width, hidden, sizes.rms_norm_eps if sizes.mlp_norm else None)
+            return SwiGLU(width, hidden, EPS if sizes.mlp_norm else None)
 
         blocks: list[nn.Module] = [
-            Block(sizes.hidden_size, sizes.num_heads, mlp, sizes.rms_norm_eps, mixed)
-            for _ in range(layers)
+            Block(sizes.hidden_size, sizes.num_heads, mlp, mixed) for _ in range(layers)
         ]
         return Level(blocks, sizes.damping)
 

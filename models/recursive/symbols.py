@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from contract import Spec
 from models.layers import Embedding, Linear, gated, gated_width, lecun_normal, rms_norm
-from models.recursive.recursion import Inner, Level, RecursiveNet, Sizes, State
+from models.recursive.recursion import EPS, Inner, Level, RecursiveNet, Sizes, State
 from utils.errors import ConfigError
 
 
@@ -138,7 +138,7 @@ class SymbolInner(Inner):
                     width,
                     hidden,
                     GridMixer(width, sizes.num_heads, side),
-                    sizes.rms_norm_eps,
+                    EPS,
                     sizes.mlp_norm,
                 )
                 for _ in range(sizes.L_layers)
