@@ -44,6 +44,7 @@ def attention(
     dtype = query_BHLK.dtype
     if mask is None and not shared_keys and _suits_products(query_BHLK, key_BHLK, causal):
         return Attend.apply(query_BHLK, key_BHLK, value_BHLK, causal)
+    # the kernel is slow in half precision on a CPU, so that short sequences pay for the conversion
     if dtype.itemsize == 2 and query_BHLK.device.type == "cpu" and key_BHLK[0, 0].numel() <= SHORT:
         query_BHLK, key_BHLK, value_BHLK = query_BHLK.float(), key_BHLK.float(), value_BHLK.float()
     if mask is not None and mask.is_floating_point():
@@ -69,6 +70,7 @@ def attention_within(
     """Attends causally within documents of these lengths, which follow one another through the
     rows of the batch. No mask is made, and nothing computed that one would hide.
     """
+    # the rows of the batch joined into one sequence, then cut into documents
     parts = [
         heads_BHLK.transpose(0, 1).flatten(1, 2).split(lengths, dim=1)
         for heads_BHLK in (query_BHLK, key_BHLK, value_BHLK)
@@ -82,7 +84,7 @@ def attention_within(
 
 
 def _suits_products(query_BHLK: Tensor, key_BHLK: Tensor, causal: bool) -> bool:
-    """Returns whether this is one of the cases in which products were measured to be faster."""
+    """Products were measured to be faster in these cases, and their scores fit into `FEW`."""
     batch, heads, length, _ = query_BHLK.shape
     dtype = query_BHLK.dtype
     if not (
@@ -114,12 +116,14 @@ class Attend(torch.autograd.Function):
     def forward(
         ctx: Any, query_BHLK: Tensor, key_BHLK: Tensor, value_BHLK: Tensor, causal: bool
     ) -> Tensor:
+        # batched products take three dimensions, so heads of all rows lie in one
         query, key, value = (x.flatten(0, 1) for x in (query_BHLK, key_BHLK, value_BHLK))
         length, ctx.scale = query.shape[1], query.shape[2] ** -0.5
         ctx.blocks = _blocks(length, query.dtype, causal)
         kept, mixed = [], []
         for rows in ctx.blocks:
             hidden = query.new_zeros(rows.stop - rows.start, rows.stop)
+            # minus infinity where a key comes later; `baddbmm` adds it to the scores for free
             if causal:
                 hidden = hidden.fill_(-torch.inf).triu_(1 + rows.start)
             scores = torch.baddbmm(
@@ -129,6 +133,7 @@ class Attend(torch.autograd.Function):
                 beta=int(causal),
                 alpha=ctx.scale,
             )
+            # the shares are kept: the backward pass would otherwise compute all scores again
             kept.append(torch.softmax(scores, dim=-1))
             mixed.append(torch.bmm(kept[-1], value[:, : rows.stop]))
         ctx.save_for_backward(query, key, value, *kept)
@@ -143,11 +148,15 @@ class Attend(torch.autograd.Function):
         grad_mixed = grad_BHLK.flatten(0, 1)
         grads_query: list[Tensor] = []
         grad_key = grad_value = None
+        # from the last block, whose gradients cover every key, so that earlier ones add to them in
+        # place
         for rows, shares in zip(reversed(ctx.blocks), reversed(kept), strict=True):
             seen = slice(rows.stop)
+            # back through the values and the softmax to this block's scores
             grad_shares = torch.bmm(grad_mixed[:, rows], value[:, seen].transpose(1, 2))
             grad_scores = torch._softmax_backward_data(grad_shares, shares, -1, shares.dtype)
             grads_query.insert(0, _product(grad_scores, key[:, seen], ctx.scale))
+            # this block's contribution to the keys and values that it sees
             key_here = _product(grad_scores.transpose(1, 2), query[:, rows], ctx.scale)
             value_here = torch.bmm(shares.transpose(1, 2), grad_mixed[:, rows])
             if grad_key is None or grad_value is None:  # the last block sees all keys

@@ -48,6 +48,7 @@ class ClassifyObjective(Objective):
         logits_BC, labels_B = widen(self.call_net(batch["inputs"])), batch["labels"]
         loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")
         weight = (labels_B != IGNORE).sum()
+        # examples with the label IGNORE count neither as right nor in the weight
         right = (logits_BC.argmax(-1) == labels_B).sum()
         metrics = {"loss": (loss.detach(), weight), "accuracy": (right, weight)}
         return logits_BC, loss, weight, metrics

@@ -45,6 +45,7 @@ def load_kernel() -> None:
     """
     global _varlen
     if (
+        # needs NVIDIA's Ampere or later, on which FlashAttention runs
         not torch.cuda.is_available()
         or torch.version.hip is not None
         or torch.cuda.get_device_capability() < (8, 0)
@@ -64,6 +65,7 @@ def within(documents_BL: Tensor, most: int, dtype: torch.dtype, head_width: int)
     shape whatever the documents.
     """
     if documents_BL.device.type == "cpu" and not torch.compiler.is_compiling():
+        # a document ends where the next one begins, and the last one with the last row
         ends = torch.tensor([documents_BL.numel()])
         return torch.cat((_begins(documents_BL).nonzero()[:, 0], ends)).diff().tolist()
     if suits_kernel(documents_BL.device, documents_BL.shape[1], most, dtype, head_width):
@@ -75,7 +77,7 @@ def within(documents_BL: Tensor, most: int, dtype: torch.dtype, head_width: int)
 def suits_kernel(
     device: torch.device, length: int, most: int, dtype: torch.dtype, head_width: int
 ) -> bool:
-    """Returns whether the kernel takes such heads, and its padding stays small."""
+    """The kernel takes such heads, and its padding stays small."""
     return (
         _varlen is not None
         and device.type == "cuda"
@@ -91,6 +93,8 @@ def packed(documents_BL: Tensor, most: int) -> Packed:
     empty and lie at the end.
     """
     batch, length = documents_BL.shape
+    # numbered through all rows, the beginning of document n is the first position whose number is
+    # n: a binary search finds it, and its result has a fixed shape
     number_T = _begins(documents_BL).cumsum(0) - 1
     searched = torch.arange(batch * most + 1, device=documents_BL.device)
     bounds = torch.searchsorted(number_T, searched, out_int32=True)
@@ -107,6 +111,7 @@ def attention_packed(
 ) -> Tensor:
     """Attends causally within documents by `varlen_attn`."""
     assert _varlen is not None
+    # the kernel reads all rows as one sequence [T, H, K]
     query, key, value = (
         heads_BHLK.transpose(1, 2).flatten(0, 1)
         for heads_BHLK in (query_BHLK, key_BHLK, value_BHLK)
@@ -121,5 +126,5 @@ def attention_packed(
 
 
 def _begins(documents_BL: Tensor) -> Tensor:
-    """Returns for each position of all rows whether a document begins there."""
+    """Marks the positions of all rows at which a document begins."""
     return (documents_BL.diff(prepend=documents_BL[:, :1] - 1) != 0).flatten()

@@ -87,11 +87,13 @@ def _fill(net: nn.Module, tensors: Tensors, path: str) -> None:
         **dict(net.named_parameters(remove_duplicate=False)),
         **dict(net.named_buffers(remove_duplicate=False)),
     }
+    # what is still to be filled, in the net's order; a tied weight is one tensor with two names
     missing, filled = dict.fromkeys(net.state_dict()), set()
     for name, tensor in tensors:
         if name not in missing:
             what = f"holds {name}, which is not in this net or comes twice"
             raise ConfigError(what, value=path, remedy=ITS_FILES)
+        # precision may differ from the net's, as a file keeps its own; shapes may not
         there, here = _kind_of(tensor), _kind_of(live[name])
         if there != here:
             what = f"{name} is {there} there and {here} in this net"
@@ -114,6 +116,6 @@ def _kind_of(tensor: Tensor) -> str:
 def _tensors(files: Sequence[Path]) -> Tensors:
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (it is no dict)
+            for name in opened.keys():  # noqa: SIM118 (it is not a dict)
                 # a copy: a view into the file may be unaligned, and BLAS rounds by alignment
                 yield name, opened.get_tensor(name).clone()

@@ -42,6 +42,8 @@ class Interval:
         successes, among, examples = rows["counts"].sum(0).tolist() if rows else (0, 0, 0)
         if not among:
             return Report()
+        # tokens of one example are not independent trials, so their share counts once for each
+        # example
         trials = min(among, examples)
         values = (*wilson(successes * trials / among, trials), float(trials))
         return Report(dict(zip(self.scalars, values, strict=True)))

@@ -63,9 +63,7 @@ def widen(x: Tensor) -> Tensor:
 
 
 def is_eager_half(x: Tensor) -> bool:
-    """Returns whether a tensor is in half precision, and no compiler chooses what is kept for the
-    backward pass.
-    """
+    """In half precision, and without a compiler that chooses what the backward pass keeps."""
     return x.dtype.itemsize == 2 and not torch.compiler.is_compiling()
 
 
@@ -238,13 +236,14 @@ def turns_of(
     positions_L: Tensor, pairs: int, theta: float, scaling: Scaling | None = None
 ) -> Tensor:
     """Returns the angle of each pair of numbers at each position."""
+    # pair k turns by theta^(-k / pairs) for each position: fast ones first, slow ones last
     exponents = torch.arange(0, 2 * pairs, 2, dtype=positions_L.dtype) / (2 * pairs)
     rates_K = 1.0 / theta**exponents
     return torch.outer(positions_L, rates_K if scaling is None else scaling.slow_down(rates_K))
 
 
 def rotate(x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
-    """Turns queries or keys by their positions, in the precision of the angles."""
+    """Rotates queries or keys by their positions, in the precision of the angles."""
     cos_LK, sin_LK = cos_sin
     x = x_BHLK.to(cos_LK.dtype)
     first, second = x.chunk(2, dim=-1)
@@ -279,7 +278,7 @@ class Attention(nn.Module):
         if norm_weights and norm_eps is not None:
             self.q_norm = RMSNorm(self.head_width, norm_eps)
             self.k_norm = RMSNorm(self.head_width, norm_eps)
-        # outputs of a fused matrix that stand for matrices of their own, in their order
+        # which outputs of the fused matrix belong to which projection, in their order
         queries, keys = heads * self.head_width, self.kv_heads * self.head_width
         self.fused = {"qkv_proj": {"q_proj": queries, "k_proj": keys, "v_proj": keys}}
 
@@ -296,6 +295,7 @@ class Attention(nn.Module):
         if past is not None:
             key, value = past.extend(key, value)
         shared_keys = self.kv_heads < self.heads
+        # documents come as bounds on a GPU, as lengths on a CPU, and as a mask elsewhere
         if isinstance(mask, documents.Packed):
             mixed_BHLK = documents.attention_packed(query, key, value, mask, shared_keys)
         elif isinstance(mask, list):
@@ -308,6 +308,8 @@ class Attention(nn.Module):
         """Returns queries and keys, turned and normed, and values."""
         heads_BHLK = self.qkv_proj(x_BLD).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
         query, key, value = heads_BHLK.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        # Qwen3 norms before the rotation, with weights; without weights the order would not matter,
+        # and ours norm last
         if self.norm_weights:
             query, key = self.q_norm(query), self.k_norm(key)
         if cos_sin is not None:

@@ -97,6 +97,7 @@ def rehearse(objective: Objective, batch: Batch, ctx: Context, keep: bool = Fals
     last step, where nets are deepest.
     """
     try:
+        # totals first, as in a training step, for a loss that needs those of all ranks
         carry = objective.initial_carry(batch)
         with torch.no_grad():
             totals = statistics_of(objective, batch, carry, ctx)

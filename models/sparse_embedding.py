@@ -25,6 +25,7 @@ class SparseEmbedding(nn.Module):
 
     def forward(self, ids_B: Tensor) -> Tensor:
         rows_BD = self.weights[ids_B.clamp_min(0).long()]
+        # a leaf for this look-up alone: the gradient has as many rows as ids, and not as the table
         if self.training and torch.is_grad_enabled():
             rows_BD = rows_BD.detach().requires_grad_()
             self._looked_up.append((ids_B.detach(), rows_BD))

@@ -90,6 +90,7 @@ class Components(nn.Module):
         super().__init__()
         self.dtype = parse_dtype(keys.forward_dtype)
         self.init = keys.init  # for the objective, which knows the data
+        # the net to explain, which stays as it is
         self.target = load_frozen(
             keys.target,
             spec,
@@ -106,6 +107,8 @@ class Components(nn.Module):
                 f"arch.init=inputs: {indexed[0]} is an embedding, which has no input to begin at;"
                 " leave it out of arch.modules, or use init=random"
             )
+        # matrices with the same weights share their components: a component of one is one of the
+        # other
         self.ties = ties(seams)
         self.counts = components_of(keys.C, self.names)
         for number, (first, _) in self.ties.items():
@@ -115,6 +118,8 @@ class Components(nn.Module):
                     f" and {self.names[number]} {self.counts[number]}, but these two share their"
                     " weights; give both the same number"
                 )
+        # all sizes first, so that a net too large for memory is refused before any part of it is
+        # made
         sizes: dict[str, tuple[int, int, int]] = {}
         for number, (name, seam) in enumerate(self.seams.items()):
             if number not in self.ties:
@@ -122,6 +127,7 @@ class Components(nn.Module):
                 sizes[_part_name(name)] = (rows, columns, self.counts[number])
         check_memory(sum(count * (rows + columns) for rows, columns, count in sizes.values()))
         self.parts = nn.ModuleDict({name: Part(*size) for name, size in sizes.items()})
+        # gates and masks of all matrices lie side by side, in the matrices' order
         self.offsets = list(accumulate(self.counts, initial=0))
         self.gates = make_gates(keys.gates.kind, keys.gates.width, self.counts, seams)
 
@@ -149,6 +155,7 @@ class Components(nn.Module):
 
     def for_each_component(self, by_matrix: Tensor) -> Tensor:
         """Expands a value for each matrix [..., S] to one for each component [..., K]."""
+        # one number for all matrices, the usual case, takes no tensor of counts
         if len(set(self.counts)) == 1:
             return by_matrix.repeat_interleave(self.counts[0], -1)
         counts = torch.tensor(self.counts, device=by_matrix.device)
@@ -156,6 +163,7 @@ class Components(nn.Module):
 
     def outputs(self, x: Tensor, documents: Tensor | None = None) -> Tensor:
         """Returns the target's outputs: logits if it predicts tokens."""
+        # language models return hidden states, and their logits are a second call
         net: Any = self.target.net
         return net.logits(net(x, documents)) if self.predicts_tokens else net(x)
 
@@ -167,6 +175,7 @@ class Components(nn.Module):
             seen[number] = matrix_input
             return self.original(number, matrix_input)
 
+        # the target computes with its own matrices, and each notes its input in passing
         matrices = range(len(self.names))
         instead = {number: partial(watch, number) for number in matrices}
         with torch.no_grad():
@@ -175,6 +184,7 @@ class Components(nn.Module):
 
     def gate_logits(self, inputs: Sequence[Tensor]) -> Tensor:
         """Returns each component's gate [..., K] before clamping, in float32 or wider."""
+        # gates read either activations, one number for each component, or whole inputs
         read = list(inputs)
         if self.gates.reads_activations:
             read = [self.activations(number, x) for number, x in enumerate(inputs)]
@@ -217,7 +227,7 @@ class Components(nn.Module):
         return self.seams[self.names[number]].times(x, self.factors(number)[0].to(self.dtype))
 
     def remainders(self) -> list[Tensor]:
-        """Returns W - V U of each matrix that has weights of its own."""
+        """Returns W - V U of each matrix that does not share its weights with an earlier one."""
         return [
             self._remainder(number) for number in range(len(self.names)) if number not in self.ties
         ]
@@ -236,18 +246,21 @@ def choose_seams(patterns: Sequence[str], seams: Mapping[str, Seam]) -> list[Sea
 
     Every pattern must match some. One that matches a fused matrix chooses it, and not its parts.
     """
+    # which pattern chose each matrix, for the error messages below
     pattern_of: dict[str, str] = {}  # by the name of a chosen matrix
     for pattern in patterns:
         matching = matches("arch.modules", pattern, seams)
         if not matching:
             listed = ", ".join(list(seams)[:8])
             raise ConfigError(f"arch.modules={pattern}: matches no matrix; there are {listed}")
+        # `.*` matches a fused matrix and its parts, of which only the whole is meant
         whole = {seams[name].module for name in matching if seams[name].part is None}
         for name in matching:
             if seams[name].part is None or seams[name].module not in whole:
                 pattern_of[name] = pattern
     if not pattern_of:
         raise ConfigError("arch.modules=[]: chooses no matrix; for example arch.modules=['.*']")
+    # one pattern may choose a fused matrix and another one its part: it is unclear which is meant
     seams = {name: seam for name, seam in seams.items() if name in pattern_of}
     fused = {seam.module: name for name, seam in seams.items() if seam.part is None}
     for name, seam in seams.items():
@@ -266,6 +279,7 @@ def components_of(C: int | Mapping[str, int], names: Sequence[str]) -> list[int]
     """
     if isinstance(C, int):
         return [C] * len(names)
+    # earlier patterns come before later ones, so that .* can close the list
     counts: dict[str, int] = {}
     for pattern, count in C.items():
         matching = matches("arch.C", pattern, names)

@@ -115,6 +115,7 @@ class Decompose(Objective):
         """
         if self.model.init == "inputs":
             start_at_inputs(self.model, self._first_inputs(source, noise), noise, dist)
+        # components must add up to the weights first: masking others would teach nothing
         parameters = list(self.model.parts.parameters())
         optimizer = torch.optim.AdamW(
             parameters, lr=self.keys.warmup_lr, weight_decay=0.0, foreach=True
@@ -145,7 +146,9 @@ class Decompose(Objective):
         return by_shard
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:
+        # what the target computes, and how much of each component its inputs need
         examples = self._prepare_examples(batch)
+        # a text has as many rows as positions, other examples are one row each
         rows = batch["inputs"].numel() if self.model.predicts_tokens else len(batch["inputs"])
         terms = self._reconstruction(examples, ctx)
         if self.coefficients["faithfulness"]:
@@ -155,6 +158,7 @@ class Decompose(Objective):
         # terms are sums over rows, also where one row stands for several
         weight = torch.full((), rows, device=examples.x.device)
         loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
+        # how many components a row needs on average
         live = (examples.gates.detach() > self.keys.live_above).sum(-1)
         terms["l0"] = (live if examples.repeats is None else live * examples.repeats).sum()
         metrics = {name: (term.detach(), weight) for name, term in terms.items()}
@@ -162,6 +166,7 @@ class Decompose(Objective):
 
     def _prepare_examples(self, batch: Batch) -> _Examples:
         """Runs the target, and takes the rows to compute."""
+        # the target's outputs are what masked nets are compared with, and its inputs open the gates
         x, documents = self._inputs(batch)
         target_out, inputs = self.model.probe(x, documents)
         rows, repeats = self._rows_to_compute(inputs)
@@ -186,6 +191,7 @@ class Decompose(Objective):
         """
         if "labels" not in batch:
             return Prediction({})
+        # the gates of each example, and what the target answers
         x, documents = self._inputs(batch)
         target_out, inputs = self.model.probe(x, documents)
         target_out = widen(target_out)
@@ -196,6 +202,8 @@ class Decompose(Objective):
         labels = batch["labels"]
         counted = labels != IGNORE
         total = counted.sum()
+        # three masked nets; the headline is `rounded`, as a decomposition claims that the needed
+        # components suffice
         masks_by_name = {
             "unmasked": torch.ones_like(gates),
             "masked": gates,
@@ -208,9 +216,11 @@ class Decompose(Objective):
             f"{self.error_name}_{name}": ((self._error(out, target_out) * counted).sum(), total)
             for name, out in outputs.items()
         }
+        # for a language model also the loss on the true next tokens, beside the target's own
         if self.model.predicts_tokens:
             for name, out in {"target": target_out, **outputs}.items():
                 metrics[f"ce_{name}"] = (_cross_entropy(out, labels), total)
+        # how many components are needed, in all and by matrix
         metrics["l0"] = ((live.sum(-1) * counted).sum(), total)
         for number, name in enumerate(self.model.names):
             live_here = live[..., self.model.columns(number)].sum(-1)
@@ -261,6 +271,8 @@ class Decompose(Objective):
 
     def _reconstruction(self, examples: _Examples, ctx: Context) -> dict[str, Tensor]:
         """Returns the losses that compare masked nets with the target, each with its own draws."""
+        # random masks between the gate and 1: a component that a gate calls needless must not
+        # matter, whether it is there or not
         asked = [name for name in MASKED if self.coefficients[name]]
         shape = examples.shape(len(asked), self._width)
         sources = ctx.noise.uniform("masks", shape, examples.rows).to(examples.gates.dtype)
@@ -272,6 +284,7 @@ class Decompose(Objective):
             masks["subset"] = route(
                 masks["subset"], self.model, ctx.noise, examples.batch, examples.rows
             )
+        # layerwise masks one matrix in each pass, all others mask all matrices: computed together
         one_by_one = masks.pop("layerwise", None)
         none = Masks.between(examples.gates, sources[:, :0])  # no pass, if layerwise is alone
         passes = masked_outputs(
@@ -281,6 +294,7 @@ class Decompose(Objective):
             concat([none, *masks.values()]),
             one_by_one,
         )
+        # errors come in the order of the passes: first one for each loss, then one for each matrix
         errors = [
             error.sum() for some in passes for error in self._error(some, examples.target_out)
         ]
@@ -309,15 +323,19 @@ class Decompose(Objective):
 
     def _faithfulness(self) -> Tensor:
         """Returns the mean square of what is left of the matrices without their components."""
+        # one mean over the numbers of all matrices, so that a large matrix weighs more
         remainders = self.model.remainders()
         squares = torch.stack([remainder.square().sum() for remainder in remainders]).sum()
         return squares / sum(remainder.numel() for remainder in remainders)
 
     def _minimality(self, examples: _Examples, ctx: Context) -> Tensor:
         """Returns the sum of all gates to the power of p."""
+        # p moves linearly over the run: a smaller power cares less how far a gate is open, and more
+        # whether it is
         start, end = self.keys.p, self.keys.p if self.keys.p_end is None else self.keys.p_end
         p = start + (end - start) * ctx.progress
         gates = upper_leaky(examples.logits).flatten(0, -2)
+        # a little more than 0, where the slope of a power below 1 is infinite
         gates = gates if p == 1 else (gates + EPS).pow(p)
         return (gates.sum(0) if examples.repeats is None else examples.repeats @ gates).sum()
 

@@ -38,6 +38,7 @@ def start_at_inputs(
         if number in model.ties:
             continue
         V_DC = model.factors(number)[0]
+        # every shard offers its share of a pool that is larger than the number of columns
         most = -(-POOL * V_DC.shape[1] // shards)
         # one rank fills each shard's rows, so that the sum over ranks gathers them
         offered = V_DC.new_zeros(shards, most, len(V_DC))
@@ -55,6 +56,7 @@ def start_at_inputs(
 def _drawn(inputs: Tensor, most: int, noise: Noise, stream: str) -> Tensor:
     """Returns up to `most` inputs of a shard, scaled to length 1."""
     rows = widen(inputs.flatten(0, -2))
+    # in random order, so that the first ones are a fair sample
     rows = rows[noise.uniform(stream, (len(rows),)).argsort(stable=True)]
     return F.normalize(rows[rows.any(1)][:most], dim=1)
 
@@ -66,6 +68,8 @@ def _different(pool_RD: Tensor, V_DC: Tensor) -> Tensor:
     Inputs of a toy model have one feature or more. A feature that any input has alone thus gets a
     component, and more of the remaining ones the more often it is alone.
     """
+    # farthest-point choice: `likeness` is each input's cosine with the most similar one taken so
+    # far
     most = min(len(pool_RD), V_DC.shape[1])
     likeness_R = pool_RD.new_full((len(pool_RD),), -1.0)
     taken: list[int] = []
@@ -73,5 +77,7 @@ def _different(pool_RD: Tensor, V_DC: Tensor) -> Tensor:
         taken.append(int(likeness_R.argmin()))
         cosines_R = (pool_RD @ pool_RD[taken[-1]]).abs().round(decimals=DECIMALS)
         likeness_R = torch.maximum(likeness_R, cosines_R)
+    # no input left is different enough: fill up in the order drawn, where frequent ones come more
+    # often
     others = [number for number in range(len(pool_RD)) if number not in {*taken}]
     return pool_RD[(taken + others)[:most]]

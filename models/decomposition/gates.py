@@ -35,6 +35,7 @@ class LowerLeaky(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (x,), grad = ctx.saved_tensors, grads[0]
+        # a gate that is shut could otherwise never open again
         inside = torch.where(x <= 1, grad, 0)
         return torch.where(x <= 0, SLOPE * grad.clamp(max=0), inside)
 
@@ -56,6 +57,7 @@ class ScalarMLPs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_KN: Tensor, in_KH: Tensor, bias_KH: Tensor, out_KH: Tensor) -> Tensor:
+        # each piece of components stays in the cache from input to output
         y_KN, kept = torch.empty_like(x_KN), []
         pieces = _pieces(x_KN, in_KH)
         for piece in pieces:
@@ -74,11 +76,14 @@ class ScalarMLPs(torch.autograd.Function):
         grad_KN = grads[0].contiguous()
         grad_x, grad_in, grad_bias, grad_out = map(torch.empty_like, (x_KN, in_KH, bias_KH, out_KH))
         for number, piece in enumerate(_pieces(x_KN, in_KH)):
+            # hidden values from the forward pass, or computed again where keeping them was slower
             if kept:
                 hidden_KHN, act_KHN = kept[2 * number : 2 * number + 2]
             else:
                 hidden_KHN = _hidden(x_KN[piece], in_KH[piece], bias_KH[piece])
                 act_KHN = F.gelu(hidden_KHN)
+            # the chain rule by hand, through output weights, GELU, bias and input weights, reusing
+            # buffers
             x_K1N, grad_K1N = x_KN[piece].unsqueeze(1), grad_KN[piece].unsqueeze(1)
             torch.sum(act_KHN * grad_K1N, 2, out=grad_out[piece])
             grad_act_KHN = out_KH[piece].unsqueeze(2) * grad_K1N
@@ -133,6 +138,7 @@ class InputMLPGates(nn.Module):
     ) -> None:
         super().__init__()
         self.shared = shared
+        # initial weights keep the variance of a matrix's input through the GELU
         pairs = zip(widths, components, strict=True)
         sizes = [(d, hidden if shared else c * hidden) for d, c in pairs]
         self.inward = nn.ParameterList(
@@ -152,6 +158,7 @@ class InputMLPGates(nn.Module):
             inputs, self.inward, self.inward_bias, self.outward, strict=True
         ):
             act = F.gelu(torch.addmm(bias, x_ND, inward))
+            # one hidden layer for all gates of a matrix, or a slice of its units for each gate
             if self.shared:
                 outputs.append(act @ outward)
             else:

@@ -42,6 +42,7 @@ class InductionHeads(nn.Module):
         forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__()
+        # puzzles have tokens, too, but no next one to predict
         if not (spec.vocab_size and spec.seq_len) or spec.table_rows:
             raise ConfigError(
                 "arch=induction needs tokens, and the data has none; use data=induction"
@@ -87,6 +88,7 @@ class AttentionAlone(nn.Module):
         self.register_buffer("positions_LD", positions_LD, persistent=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
+        # values without positions: what is copied does not depend on where it stood
         positions_LD = self.positions_LD[: x_BLD.shape[1]].to(x_BLD.dtype)
         q, k = self.q_proj(x_BLD) + positions_LD, self.k_proj(x_BLD) + positions_LD
         q_BHLK, k_BHLK, v_BHLK = (
@@ -128,4 +130,5 @@ class Recall(Objective):
         return Prediction({name: ((of_B * counted_B).sum(), count) for name, of_B in sums.items()})
 
     def _logits(self, batch: Batch) -> Tensor:
+        # only the position after the last token is asked
         return self.model.logits(self.model(batch["inputs"])[:, -1])

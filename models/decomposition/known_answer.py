@@ -1,5 +1,5 @@
-"""Compares a decomposition of a toy model with its known answer: each feature has a component of
-its own, which points in the direction of the net's weights for it.
+"""Compares a decomposition of a toy model with its known answer: each feature has its own
+component, which points in the direction of the net's weights for it.
 """
 
 # N features, C components of a matrix, D numbers that a feature is read from or written to
@@ -28,7 +28,7 @@ class Known(Keys):
     """The known answer of a toy model, by patterns of matrices."""
 
     identity: list[str]
-    """Each feature has a component of its own"""
+    """Each feature has its own component"""
     dense: list[str]
     """Each component serves several features"""
     components: PositiveInt | None
@@ -70,6 +70,7 @@ class KnownAnswer:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
+        # one example for each feature, in the order of features, whichever rank had it
         order = rows["feature"].argsort()
         gates, live = rows["gates"][order].numpy(), rows["live"][order].numpy()
         metrics: dict[str, float] = {}
@@ -79,15 +80,19 @@ class KnownAnswer:
         for name, columns, part in zip(self._names, self._columns, self._parts, strict=True):
             gates_NC, alive_C = gates[:, columns], live[:, columns].any(0)
             counts[name] = int(alive_C.sum())
+            # pair features with components, and show them in that order: a right answer is a
+            # diagonal
             features, components = matched(gates_NC)
             unmatched = np.setdiff1d(np.arange(gates_NC.shape[1]), components)
             orders[name] = np.concatenate([components, unmatched])
             shown[name] = gates_NC[:, orders[name]]
+            # how far the gates are from the known answer
             if name in self._identity:
                 error = identity_error(gates_NC, features, components)
                 metrics[f"identity_error/{name}"] = error
             if name in self._dense:
                 metrics[f"dense_error/{name}"] = dense_error(gates_NC, self._count)
+            # and how well live components point along the net's weights
             if part is not None:
                 weights_ND, read_NC, written_CD = part
                 found = likeness(weights_ND, read_NC[:, alive_C], written_CD[alive_C])
@@ -121,6 +126,7 @@ def gates_scene(gates: Mapping[str, np.ndarray], components: Mapping[str, np.nda
     column.
     """
     panels = []
+    # one panel for each matrix, cut to what a reader can see
     for name, gates_NC in gates.items():
         rows = min(len(gates_NC), MOST_ROWS)
         # later columns are closed, or the matrix is not an identity
@@ -188,6 +194,7 @@ def dense_error(gates_NC: np.ndarray, count: int) -> float:
     """Counts open gates of components beyond the first `count` by need, and components among these
     that fewer than two features need.
     """
+    # components in the order in which features need them; the first `count` should be enough
     order = np.argsort(-gates_NC.sum(0), kind="stable")
     dense, rest = gates_NC[:, order[:count]], gates_NC[:, order[count:]]
     too_few = (dense > TOLERANCE).sum(0) < 2
@@ -203,9 +210,11 @@ def likeness(
     """
     if not len(written_CD):
         return {"mmcs": 0.0, "ml2r": 0.0}
+    # directions and lengths apart; the clip keeps a zero vector from dividing by zero
     weight_N = np.linalg.norm(weights_ND, axis=1).clip(1e-12)
     length_C = np.linalg.norm(written_CD, axis=1).clip(1e-12)
     directions_ND, directions_CD = weights_ND / weight_N[:, None], written_CD / length_C[:, None]
+    # a component may point the other way if it also reads with the opposite sign
     cosines_NC = (directions_ND @ directions_CD.T) * np.sign(read_NC)
     best = np.arange(len(weights_ND)), cosines_NC.argmax(1)
     ratios_N = np.abs(read_NC[best]) * length_C[best[1]] / weight_N
@@ -230,6 +239,7 @@ def by_feature(model: Components, number: int) -> tuple[np.ndarray, np.ndarray, 
             V, matrix = embedding @ V, embedding @ matrix
         elif U.shape[1] == embedding.shape[1]:
             U, matrix = U @ embedding.t(), matrix @ embedding.t()
+    # features are the inputs of the first matrices, and the outputs of the last
     if len(V) == net.features:
         return matrix.numpy(), V.numpy(), U.numpy()
     if U.shape[1] == net.features:

@@ -46,6 +46,7 @@ def route(masks: Masks, model: Components, noise: Noise, batch: int, rows: Tenso
     Their number is drawn evenly from one to all. `rows` are the indices of these rows in the batch
     of size `batch`, if they are not all.
     """
+    # draws are for the whole batch, of which only some rows may be computed
     shape, matrices = (batch, 1, *masks.components.shape[2:-1]), len(model.names)
     drawn = noise.uniform("subset", (*shape, matrices), rows)
     most = (noise.uniform("subset size", shape, rows) * matrices).floor()  # 0 … S - 1
@@ -77,6 +78,8 @@ def masked_outputs(
     if not model.predicts_tokens:
         yield _all_passes_at_once(model, x, masks, one_by_one)
         return
+    # a language model's activations are large: one pass at a time, and one matrix in each of the
+    # last
     everywhere = range(len(model.names))
     for number in range(masks.components.shape[1]):
         yield _one_pass(model, x, documents, masks, number, everywhere)
@@ -109,6 +112,7 @@ def _all_passes_at_once(
     each of which one of the S matrices is masked. Up to the first masked matrix, passes are the
     same, and that dimension is 1.
     """
+    # toy models are small, so that one large product is faster than many passes
     Q, S = masks.components.shape[1], len(model.names)
     of_all = masks if one_by_one is None else concat([masks, one_by_one])
 

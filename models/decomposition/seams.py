@@ -23,7 +23,7 @@ Compute = Callable[[Tensor], Tensor]
 @dataclass(frozen=True)
 class Seam:
     """A matrix of a net, named after its module; or a part of a fused matrix's outputs, with the
-    name that a module of its own would have.
+    name that it would have as a module.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Seam:
 
     @property
     def indexed(self) -> bool:
-        """Returns whether inputs are row indices."""
+        """Whether inputs are row indices, and not vectors."""
         return isinstance(self.module, Embedding)
 
     def times(self, x: Tensor, matrix: Tensor) -> Tensor:
@@ -67,6 +67,7 @@ def seams_of(net: nn.Module) -> dict[str, Seam]:
     """Returns all matrices by name; the parts of a fused one follow it."""
     seams: dict[str, Seam] = {}
     parts: dict[str, Mapping[str, int]] = {}  # widths by name, by the name of the fused module
+    # modules come before what is in them, so `fused` is known when its matrix is met
     for name, module in net.named_modules():
         above = f"{name}." if name else ""
         for fused, widths in getattr(module, "fused", {}).items():
@@ -107,12 +108,14 @@ def replaced(seams: Mapping[str, Seam], instead: Mapping[str, Compute]) -> Itera
     """Replaces the computation of the named matrices within a `with` block."""
     fused: dict[Any, list[tuple[Seam, Compute]]] = {}
     try:
+        # on the instance, so that the class and other modules stay as they are
         for name, compute in instead.items():
             seam = seams[name]
             if seam.part is None:
                 seam.module.forward = compute
             else:
                 fused.setdefault(seam.module, []).append((seam, compute))
+        # parts of one fused matrix are replaced together, as it has one forward pass
         for module, parts in fused.items():
             module.forward = partial(_in_parts, module, parts)
         yield
@@ -123,6 +126,7 @@ def replaced(seams: Mapping[str, Seam], instead: Mapping[str, Compute]) -> Itera
 
 def _in_parts(module: Any, parts: list[tuple[Seam, Compute]], x: Tensor) -> Tensor:
     """Computes a fused matrix part by part. Parts without a replacement use its own weights."""
+    # from the first output to the last; what lies between the replaced parts is computed as before
     pieces, done = [], 0
     for seam, compute in sorted(parts, key=lambda part: part[0].part or (0, 0)):
         first, end = seam.part or (0, 0)
@@ -132,5 +136,6 @@ def _in_parts(module: Any, parts: list[tuple[Seam, Compute]], x: Tensor) -> Tens
         done = end
     if done < len(module.weight):
         pieces.append(Seam("", module, (done, len(module.weight))).original(x))
+    # replaced parts may have more passes than those that are not masked
     shape = torch.broadcast_shapes(*(piece.shape[:-1] for piece in pieces))
     return torch.cat([piece.expand(*shape, -1) for piece in pieces], -1)

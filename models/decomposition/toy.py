@@ -30,7 +30,7 @@ from utils.errors import ConfigError
 
 
 class Transposed(nn.Module):
-    """The transpose of another layer's matrix, with a bias of its own."""
+    """The transpose of another layer's matrix, with its own bias."""
 
     def __init__(self, other: Linear, width_out: int) -> None:
         super().__init__()
@@ -78,6 +78,7 @@ class TMS(Toy):
     ) -> None:
         super().__init__(spec, forward_dtype, "tms")
         check_memory(hidden_size * (self.features + identity_layers * hidden_size))
+        # into the bottleneck and back by the same weights
         self.linear1 = Linear(self.features, hidden_size)
         nn.init.xavier_normal_(self.linear1.weight)
         self.middle = nn.ModuleList(_identity(hidden_size) for _ in range(identity_layers))
@@ -112,6 +113,7 @@ class ResidMLP(Toy):
                 f"arch.mlp_width={mlp_width}: the neurons of all layers, which must be a multiple"
                 f" of num_layers={num_layers}"
             )
+        # fixed directions: the MLPs must learn to read them, and not the other way round
         self.register_buffer(
             "embedding_ND", F.normalize(torch.randn(self.features, hidden_size), dim=1)
         )
@@ -121,6 +123,7 @@ class ResidMLP(Toy):
 
     def forward(self, x_BN: Tensor) -> Tensor:
         embedding_ND = self.embedding_ND.to(x_BN.dtype)
+        # features become directions of the stream, to which each layer adds
         x_BD = x_BN @ embedding_ND
         for layer in self.layers:
             x_BD = x_BD + layer(x_BD)

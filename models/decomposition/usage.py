@@ -72,6 +72,7 @@ class Usage:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
+        # the ranks' rows follow one another: cut them apart, and merge them
         count = self._columns[-1].stop  # rows that each rank has sent
         starts = range(0, len(rows["live"]), count)
         totals = _merged(
@@ -132,6 +133,7 @@ class Usage:
         """Lists the most needed components of each matrix on the report page."""
         rows: list[list[Any]] = []
         for name, matrix in zip(self._names, self._columns, strict=True):
+            # the most needed ones of each matrix, without the dead
             order = share_K[matrix].argsort(descending=True, stable=True)[:SHOWN]
             for c in order.tolist():
                 k = matrix.start + c
@@ -175,6 +177,7 @@ def _measured(
     around: tuple[int, int],
 ) -> dict[str, Tensor]:
     """Returns statistics of each component of a matrix over these places (example, position)."""
+    # places in an order that any number of ranks agrees on
     drawn_N = _drawn(where_B[places_N2[:, 0]], places_N2[:, 1])
     mixed_N = drawn_N.argsort()
     drawn_N, (example_N, position_N) = drawn_N[mixed_N], places_N2[mixed_N].unbind(1)
@@ -182,7 +185,9 @@ def _measured(
     # among equal gates the first that is drawn, as in `_merged`
     ordered_NC = gates_NC.float().sort(dim=0, descending=True, stable=True)
     values_CT, rows_CT = ordered_NC.values[:TOP].t(), ordered_NC.indices[:TOP].t()
+    # padding for fewer places than TOP, so that the rows of all batches and ranks can be merged
     missing = TOP - values_CT.shape[1]
+    # what stands around the places that need each component most
     tokens_CTX = _contexts_of(what_BL, example_N[rows_CT], position_N[rows_CT], around)
     totals = {
         "live": live_NC.sum(0),
@@ -207,6 +212,7 @@ def _contexts_of(
     what_BL: Tensor, example_CT: Tensor, position_CT: Tensor, around: tuple[int, int]
 ) -> Tensor:
     """Returns the tokens around each place, -1 beyond a text's ends."""
+    # clamp before indexing, then mask what lies beyond the ends
     offsets_X = torch.arange(-around[0], around[1] + 1, device=what_BL.device)
     places_CTX = position_CT.unsqueeze(-1) + offsets_X
     inside_CTX = (places_CTX >= 0) & (places_CTX < what_BL.shape[1])

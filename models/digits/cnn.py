@@ -37,6 +37,7 @@ class CNN(nn.Module):
     def forward(self, images_BHW: Tensor) -> Tensor:
         # the mean and the standard deviation of MNIST's pixels
         images_B1HW = ((images_BHW.unsqueeze(1).float() - 33.3) / 78.6).to(self.dtype)
+        # 28×28 pixels become 64 channels of 12×12
         x = F.max_pool2d(F.relu(self.conv2(F.relu(self.conv1(images_B1HW)))), 2).flatten(1)
         x = F.relu(self.fc1(self.dropout0(x)))
         return self.fc2(self.dropout1(x))

@@ -86,6 +86,7 @@ class CausalLM(Objective):
         tokens_BL, room = batch["inputs"].long(), self.model.seq_len
         tokens_BL, length = tokens_BL[:, -room:], batch["continuation"].shape[1]
         draw = torch.Generator().manual_seed(int(batch["sample_seed"][0]))
+        # keys and values of what was read, so that each further token costs one position
         past = [Past() for _ in self.model.blocks]
         new, made = tokens_BL, list[Tensor]()
         for _ in range(length):
@@ -120,6 +121,7 @@ class CausalLM(Objective):
     def score(self, batch: Batch) -> tuple[Tensor, Tensor, MetricSums]:
         labels_BL = batch["labels"].long()
         counted_BL = labels_BL != IGNORE
+        # the net's states; the logits of all tokens would be the largest tensor of the step
         hidden_BLD = self.model(batch["inputs"], batch.get("documents"))
         sums = self._sum_cross_entropy(hidden_BLD.flatten(0, 1), labels_BL.flatten())
         loss, nats, weight = sums[0], sums[-1], counted_BL.sum()
@@ -136,6 +138,7 @@ class CausalLM(Objective):
         """Sums piece by piece, so that the logits of all tokens never exist at once."""
         if self.chunk_tokens is None or len(labels_N) <= self.chunk_tokens:
             return self._piece(hidden_ND, labels_N)
+        # an evaluation keeps nothing of a piece; training takes each piece's gradient at once
         pieces = hidden_ND.split(self.chunk_tokens), labels_N.split(self.chunk_tokens)
         if not torch.is_grad_enabled():
             return torch.stack([*map(self._piece, *pieces)]).sum(0)
@@ -169,6 +172,7 @@ class Pieces(torch.autograd.Function):
     ) -> Tensor:
         sums, of_hidden, of_weights = [], [], [torch.zeros_like(weight) for weight in weights]
         pieces = hidden_ND.detach().split(len(labels[0]))
+        # forward and backward of one piece, whose logits are freed before the next
         for hidden, labels_N in zip(pieces, labels, strict=True):
             with torch.enable_grad():
                 sums_of_piece = piece(hidden.requires_grad_(), labels_N)
@@ -199,6 +203,7 @@ def _draw_tokens(
         if temperature == 0:
             rows.append(logits_V.argmax(keepdim=True))
             continue
+        # equally likely tokens at the border are all kept
         if top_k:
             least = logits_V.topk(min(top_k, len(logits_V))).values[-1]
             logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)

@@ -75,6 +75,7 @@ class Shape(Keys):
 
     def check(self) -> None:
         """Raises ConfigError for keys that do not go together."""
+        # rotary positions turn pairs of numbers, so that a head's width is even
         if self.head_dim is not None and self.head_dim % 2:
             raise ConfigError(
                 f"arch.head_dim={self.head_dim}: positions turn pairs of numbers; try"
@@ -143,6 +144,7 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(self.block() for _ in range(shape.num_layers))
         self.norm = RMSNorm(width, shape.rms_norm_eps)
         self.lm_head = None if shape.tied else Linear(width, spec.vocab_size)
+        # no puzzle prefix before the text: its length is 0
         self.rotary_emb = RotaryEmbedding(
             shape.head_width, 0, spec.seq_len, shape.rope_theta, self.dtype, shape.rope_scaling
         )
@@ -208,6 +210,7 @@ class GPT(nn.Module):
         """
         first, length = past[0].length, tokens_BL.shape[1]
         assert not first or length == 1, "several tokens behind others would need a mask"
+        # positions continue where the past ends
         cos, sin = self.rotary_emb()
         cos_sin = cos[first : first + length], sin[first : first + length]
         x_BLD = self.embed(tokens_BL)
@@ -227,6 +230,7 @@ class GPT(nn.Module):
         Its positions are 0, 1, 2 and so on, unless given. Without a mask, each sees itself and
         those before it. `past` has one for each block; what it holds before them needs a mask.
         """
+        # angles of the positions: a slice, or looked up for each row where rows differ
         cos, sin = self.rotary_emb()
         if positions_BL is None:
             cos_sin = cos[: x_BLD.shape[1]], sin[: x_BLD.shape[1]]

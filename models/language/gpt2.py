@@ -126,6 +126,7 @@ class GPT2(nn.Module):
         positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).expand_as(
             tokens_BL
         )
+        # learned positions are added once, at the bottom; later nets rotate instead
         x_BLD = self.embed_tokens(tokens_BL).to(self.dtype)
         x_BLD = x_BLD + self.embed_positions(positions_BL).to(self.dtype)
         for block in self.layers:
@@ -144,6 +145,7 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"config.json has {key}={brief(config[key])}; only {neutral} can be read"
             )
+    # transformers' own defaults stand in for keys that a config.json leaves out
     known = {key: config[key] for key in Shape.model_fields if key in config}
     return {"_target_": f"{__name__}.GPT2"} | known
 

@@ -95,14 +95,17 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
             f"config.json has model_type={brief(kind)}, which arch=gpt is not; only"
             f" {', '.join(KINDS)} can be read"
         )
+    # transformers leaves out keys that have their default, which differs by kind
     full = KINDS[kind] | dict(config)
     for key in COUNTS:
         if type(full[key]) is not int or full[key] < 1:
             raise ConfigError(
                 f"config.json has {key}={brief(full[key])}; it must be a whole number of at least 1"
             )
+    # what our net cannot do must be off, or its numbers would be wrong without a word
     rope = _rope_of(full)
     _check_neutral(kind, full, rope)
+    # the same facts under our names
     width, heads = full["hidden_size"], full["num_attention_heads"]
     scaling = {name: rope[name] for name in Scaling.model_fields}
     return {
@@ -124,6 +127,7 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a config.json says of positions: by the names of transformers 5, or of 4."""
+    # later entries win: defaults, then what version 4 wrote, then version 5
     before = config.get("rope_scaling") or {}
     rope = {"rope_theta": config.get("rope_theta") or 10000.0} | before
     rope |= config.get("rope_parameters") or {}
@@ -137,6 +141,7 @@ def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_neutral(kind: str, config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Refuses what would make another net of it."""
+    # the first layer that is not plain attention, if any, and the share of each head that turns
     layers = [layer for layer in config.get("layer_types") or [] if layer != "full_attention"]
     turned = config.get("partial_rotary_factor", 1.0) * rope.get("partial_rotary_factor", 1.0)
     options = [(key, config.get(key, neutral), neutral) for key, neutral in NEUTRAL.items()]
@@ -199,11 +204,13 @@ def config_of(shape: Shape, vocab_size: int, seq_len: int, begin: int | None) ->
 def read(folder: Path, shape: Shape, vocab_size: int) -> dict[str, Tensor]:
     """Returns the weights in a folder under our names, for a net of this shape and vocabulary."""
     _check_same_net(folder, shape)
+    # all tensors of the folder, which large nets spread over several files
     theirs: dict[str, Tensor] = {}
     for file in sorted(folder.glob("[!.]*.safetensors")):
         with said_of("init_from"):
             theirs |= reader.load(file)[0]["model"]
     names = names_of(shape)
+    # everything that our net needs must be there …
     if missing := [name for ours in names for name in their_names(ours) if name not in theirs]:
         what = f"{missing[0]} is in none of its safetensors files"
         raise _unfit(folder, what, "give a whole folder")
@@ -212,6 +219,7 @@ def read(folder: Path, shape: Shape, vocab_size: int) -> dict[str, Tensor]:
     for name in norms:
         if name in theirs and (theirs[name] != 1).any():
             raise _unfit(folder, f"{name} is not 1 everywhere", "add arch.qk_weights=true")
+    # … and nothing else, or the folder holds another net than its config.json says
     used = {*norms, *(part for name in names for part in their_names(name))}
     if more := [name for name in theirs if name not in used and not UNUSED.fullmatch(name)]:
         remedy = "give the folder of a net that has no more than its config.json says"
@@ -278,6 +286,7 @@ def write(
 
     head = shape.head_width
     heads = [count * head for count in (shape.num_heads, shape.keys, shape.keys)]
+    # ours are fused, theirs are not: where to cut
     sizes = {
         "self_attn.qkv_proj.weight": heads,
         BIASES: heads,
@@ -305,6 +314,7 @@ def export(*arguments: str) -> str:
             "usage: python -m models.language.llama CHECKPOINT FOLDER    (a run folder or a step_*"
             " folder; where to write)"
         )
+    # only a run of arch=gpt has a counterpart in transformers
     checkpoint, folder = arguments
     groups, meta = reader.load(checkpoint, ["model", "ema"])
     config = OmegaConf.create(meta.get("config", {}))
@@ -315,6 +325,7 @@ def export(*arguments: str) -> str:
         )
     arch: Any = OmegaConf.to_container(config.arch)
     shape = Shape(**{name: arch[name] for name in Shape.model_fields})
+    # averages are what evaluations measured
     averaged = "ema" in groups
     weights = reader.averages_in(groups["ema"]) if averaged else groups["model"]
     spec, problem = _data_of(checkpoint)
@@ -348,6 +359,7 @@ def _data_of(checkpoint: str) -> tuple[Spec, str]:
 
 def _write_tokenizer(folder: Path, spec: Spec, seq_len: int) -> None:
     assert spec.tokenizer is not None
+    # the begin token is known by its id here, and by its text in transformers
     content = spec.tokenizer()
     special = {token["id"]: token["content"] for token in json.loads(content)["added_tokens"]}
     about = {

@@ -45,6 +45,7 @@ def load_frozen(
             f" '{key}=\"experiment=tms_target\"'"
         )
     with said_of(key):
+        # a folder with a config.json was published; any other is a run's
         find = _published if (Path(path) / "config.json").is_file() else _run
         net, folder, files, read = find(key, path, spec, forward_dtype)
         if not isinstance(net, kinds):
@@ -63,6 +64,7 @@ def _run(key: str, path: str, spec: Spec, forward_dtype: str) -> Found:
             f"{key}={path}: a file of weights does not say which net they belong to; give the"
             " folder of a run"
         )
+    # the run's configuration says which net the weights belong to
     arch = reader.config_in(path).get("arch", {})
     checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
     folder, files = checkpoint.folder, [*checkpoint.files.values()]
@@ -104,6 +106,7 @@ def _weights_of_run(wide: bool, files: Sequence[Path]) -> Tensors:
 def _published(key: str, path: str, spec: Spec, forward_dtype: str) -> Found:
     folder = Path(path)
     arch = llama.arch_in(folder, {"gpt2": gpt2.arch_of})
+    # a Llama's keys: as it is read and not trained, it needs neither dropout nor recomputation
     if "_target_" not in arch:
         arch |= {"_target_": "models.language.gpt.GPT", "recompute": False, "dropout": 0.0}
     net = _net(key, arch, path, spec, forward_dtype)

@@ -1,6 +1,7 @@
 """Trains latents that stand for a passage, and measures how much of it they keep."""
 
-# B batch, L positions, T positions of a text, V vocabulary
+# B batch, L positions, T positions of a text, V vocabulary, M latents, W numbers of a latent,
+# N ways
 
 from __future__ import annotations
 
@@ -63,6 +64,7 @@ class Compress(Objective):
             raise ConfigError(
                 "arch.loss.text=0: all losses are 0, and there is nothing to learn; give one"
             )
+        # a decoder that trains along, so that latents must also tell the passage itself
         keys = model.keys
         self.gist = None
         if gist:
@@ -72,6 +74,7 @@ class Compress(Objective):
 
     def move_to_devices(self, dist: Dist) -> None:
         """Spreads the readers over the rank's devices, of which the first has all that trains."""
+        # readers are large and independent, so that several GPUs can share them
         devices = devices_of(dist, self.model.keys.devices)
         with dist.agreed():
             for number, reader in enumerate(self.model.readers):
@@ -94,10 +97,12 @@ class Compress(Objective):
         # predicted tokens of each row, of all readers
         weight_B = torch.stack([(rows != IGNORE).sum(1) for rows in labels]).sum(0)
         sums: dict[str, Tensor] = {}
+        # every reader adds its losses; they may lie on different devices
         for number in range(len(labels)):
             for name, summed in self._losses_of(number, batch, z_BMW).items():
                 summed = summed.to(z_BMW.device)
                 sums[name] = sums[name] + summed if name in sums else summed
+        # a mean over the passage, weighted like the text's tokens, so that coefficients compare
         if self.gist is not None:
             passage_BL = batch["passage"].long()
             of_token_BL = F.cross_entropy(self.gist(z_BMW).mT, passage_BL, reduction="none")
@@ -105,6 +110,7 @@ class Compress(Objective):
         weight = weight_B.sum()
         metrics = {name: (summed.detach(), weight) for name, summed in sums.items()}
         metrics["loss"] = metrics.pop("text")
+        # a loss whose coefficient is 0 is at most logged
         terms = [factor * sums[name] for name, factor in self.coefficients.items() if factor]
         return StepOut(torch.stack(terms).sum(), weight, metrics)
 
@@ -115,8 +121,11 @@ class Compress(Objective):
             batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
         )
         prefix, added = self.model.prefix(number, z_BMW)
+        # what the reader predicts from the latents, against the text
         logits_BTV = self.model.logits(number, prefix, text_BT, added)
         losses = {"text": nats(logits_BTV, labels_BT).sum()}
+        # and against its own prediction with the passage in front of it: a target for every token
+        # of the vocabulary
         if self.coefficients["teacher"]:
             with torch.no_grad():
                 wanted_BTV = whole(self.model, number, passage_BL, text_BT).log_softmax(-1)
@@ -127,6 +136,7 @@ class Compress(Objective):
 
     def predict(self, batch: Batch) -> Prediction:
         """Scores texts after latents, and after all that could stand in their place."""
+        # another passage's latents as a control: they should be worth nothing
         others = {name: batch[f"other_{name}"] for name in ("passage", "passage_0")}
         z_BMW, other_BMW = self.model(batch), self.model(others)
         sums: dict[str, Tensor] = {}
@@ -138,6 +148,7 @@ class Compress(Objective):
             sums = {way: sums.get(way, 0.0) + summed for way, summed in of_way.items()}
             predicted_B = (batch[f"labels_{number}"] != IGNORE).sum(1)
             count, right = count + predicted_B.sum(), right + scores_BN2[:, 0, 1].sum()
+            # one row for each reader, with the number of predicted tokens last
             rows.append(torch.cat((scores_BN2.flatten(1), predicted_B[:, None]), 1))
         metrics = {"accuracy": (right, count)} | {
             "loss" if way == "latents" else f"loss_{way}": (sums[way], count) for way in MEASURED

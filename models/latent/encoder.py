@@ -1,6 +1,6 @@
 """From a passage to latents, from latents to what a frozen model reads, and back to the passage."""
 
-# B batch, L positions, N slots, M latents, D width, W numbers of a latent, K head width
+# B batch, L positions, N slots, M latents, D width, W numbers of a latent, H heads, K head width
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ class Resample(nn.Module):
         self.slots = nn.Parameter(torch.randn(slots, width))
         self.layers = nn.ModuleList(block(width, heads) for _ in range(layers))
         self.norm = RMSNorm(width, EPS)
+        # a slot's position is the centre of its piece, in the passage's own units, so that rotary
+        # angles tell which vectors are near
         centres_N = (torch.arange(slots) + 0.5) * length / slots - 0.5
         angles = turns_of(torch.cat((torch.arange(length), centres_N)), width // heads // 2, 1e4)
         for name, table in (
@@ -86,6 +88,7 @@ class Resample(nn.Module):
 
     def forward(self, x_BLD: Tensor, seen_BL: Tensor | None = None) -> Tensor:
         dtype = x_BLD.dtype
+        # slots join the sequence as further positions
         slots_BND = self.pieces_NL.to(dtype) @ x_BLD + self.slots.to(dtype)
         x, count = torch.cat((x_BLD, slots_BND), 1), len(self.slots)
         sees = None if seen_BL is None else F.pad(seen_BL, (0, count), value=True)[:, None, None]
@@ -110,6 +113,7 @@ class Encoder(nn.Module):
         self.norm, self.leave = RMSNorm(width, EPS), Linear(width, wire)
 
     def forward(self, passage: Tensor, seen_BL: Tensor | None, dtype: torch.dtype) -> Tensor:
+        # tokens, or a reader's states, which already know their context
         if self.embed is not None:
             x_BLD = self.embed(passage).to(dtype)
         else:
@@ -131,6 +135,7 @@ class Deep(Past):
     def extend(self, key_BHLK: Tensor, value_BHLK: Tensor) -> tuple[Tensor, Tensor]:
         assert self.key is not None
         assert self.value is not None
+        # nothing is added before the latents (a begin token) and after them (the text)
         after = key_BHLK.shape[2] - self._start - self.key.shape[2]
         room = (0, 0, self._start, after)
         return key_BHLK + F.pad(self.key, room), value_BHLK + F.pad(self.value, room)
@@ -164,6 +169,8 @@ class Adapter(nn.Module):
         """`start`: the position of the first latent in the model's context. The results are on the
         model's device.
         """
+        # a small MLP, whose output has the size of the reader's embeddings, which the reader is
+        # used to
         x_BMD = self.enter(z_BMW)
         x_BMD = rms_norm(x_BMD + self.mlp(self.norm(x_BMD)), EPS)
         prefix_BMD = x_BMD * (self.size * self.gain.exp()).to(x_BMD.dtype)
@@ -192,6 +199,7 @@ def as_sent(z_BMW: Tensor, way: str) -> Tensor:
     if way == "float16":
         rounded = z_BMW.half().to(z_BMW.dtype)
     else:
+        # each latent has its own scale, sent as a float16; the least one avoids a division by zero
         scale = (z_BMW.abs().amax(-1, keepdim=True) / 127).half().to(z_BMW.dtype).clamp_min(2**-24)
         rounded = (z_BMW / scale).round().clamp(-127, 127) * scale
     return z_BMW + (rounded - z_BMW).detach()

@@ -68,6 +68,7 @@ class Prefix(nn.Module):
         self.reader_specs = spec.readers
         self.readers = nn.ModuleList()
         for number, (path, told) in enumerate(zip(keys.readers, spec.readers, strict=True)):
+            # a reader's context holds the latents, too
             room = replace(told, seq_len=told.seq_len + keys.latents)
             which, key = "only nets of arch=gpt read latents", f"arch.readers[{number}]"
             reader = load_frozen(path, room, keys.forward_dtype, (GPT,), which, key)
@@ -101,12 +102,15 @@ class Prefix(nn.Module):
         """Returns the operations on an example of what trains, and of each frozen model: two a
         weight and position forwards, as many backwards to the inputs, and to weights that train.
         """
+        # the encoder trains: forward and both gradients
         keys, of_encoder = self.keys, sum(p.numel() for p in self.encoder.parameters())
         trained = 6.0 * of_encoder * (self.passage_len + keys.latents)
         frozen = []
         for number, told in enumerate(self.reader_specs):
             trained += 6 * keys.latents * sum(p.numel() for p in self.adapters[number].parameters())
             weights = sum(p.numel() for p in self.readers[number].parameters())
+            # a frozen reader has no gradients of its weights, but they pass through it to the
+            # latents
             frozen.append(4.0 * weights * (keys.latents + told.text_len))
             if keys.encoder.states and not number:
                 frozen[0] += 2.0 * weights * told.passage_len
@@ -126,6 +130,7 @@ class Prefix(nn.Module):
         if not self.keys.encoder.states:
             z_BMW = self.encoder(batch["passage"], None, self.dtype)
         else:
+            # the first reader's states of the passage, without gradients, as it is frozen
             passage_BL = batch["passage_0"].to(self.device_of(0))
             seen_BL = passage_BL >= 0
             with torch.no_grad():
@@ -142,7 +147,7 @@ class Prefix(nn.Module):
         return net.read(x_BLD, causal(seen_BL), positions(seen_BL))[:, -tokens_BL.shape[1] :]
 
     def begun(self, number: int, tokens_BL: Tensor) -> Tensor:
-        """Returns tokens with the one that a reader expects before every text, if it does."""
+        """Puts a reader's begin token, if it expects one, before tokens padded on the left."""
         begin = self.reader_specs[number].begin_token
         if begin is None:
             return tokens_BL
@@ -169,11 +174,13 @@ class Prefix(nn.Module):
         on the right, behind a prefix. `seen_BP`: which of the prefix is there; the left may not be.
         """
         net, begin = self.net(number), self.reader_specs[number].begin_token
+        # begin token, prefix, text: what the reader sees
         stream = [prefix_BPD, net.embed(text_BT.clamp_min(0))]
         if begin is not None:
             stream.insert(0, net.embed(text_BT.new_full((len(text_BT), 1), begin)))
         x_BLD = torch.cat(stream, 1)
         sees = places = None
+        # padding before the passage must neither be seen nor count as positions
         if seen_BP is not None:
             seen_BL = seen_BP.new_ones(x_BLD.shape[:2])
             first = x_BLD.shape[1] - text_BT.shape[1] - seen_BP.shape[1]

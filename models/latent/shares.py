@@ -2,6 +2,8 @@
 it keeps.
 """
 
+# P passages, N ways
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -50,12 +52,15 @@ class Shares:
         metrics: dict[str, float] = {}
         gained = whole = 0.0  # of all readers that have a share
         worthless = ""
+        # in the order of passages, so that the result does not depend on the number of ranks
         every = rows["scores"][rows["index"].argsort()]
         for number, scores in enumerate(every.unbind(1)):
             # of each passage and way, nats and tokens that are right; of each passage, all tokens
             scores_PN2, predicted = scores[:, :-1].unflatten(1, (-1, 2)), scores[:, -1].sum()
             of_way = dict(zip(WAYS, scores_PN2[..., 0].unbind(1), strict=True))
             rights = (scores_PN2[..., 1].sum(0) / predicted).tolist()
+            # the passage's worth: by how much the reader predicts better after it than after
+            # nothing
             worth, spread = _mean(of_way["none"] - of_way["whole"])
             if has_share := worth > spread:
                 gain = float((of_way["none"] - of_way["latents"]).mean())
@@ -67,12 +72,14 @@ class Shares:
                     f" No shares for reader {number}: the whole passage is worth"
                     f" {worth:.2f} ± {spread:.2f} nats to it."
                 )
+            # a row for each way, with the paired difference to the latents of the same passages
             for (way, what), right in zip(WAYS.items(), rights, strict=True):
                 shares: list[float | None] = [None, None, None]
                 if has_share:
                     kept, _ = _mean((of_way["none"] - of_way[way]) / worth)
                     shares = [kept, *_mean((of_way[way] - of_way["latents"]) / worth)]
                 table.append([number, what, right, float(of_way[way].mean()), *shares])
+        # what was measured, for the page
         keys = self._model.keys
         sizes = [
             f"{bytes_sent(keys.latents, keys.wire, way)} bytes as {way}"
@@ -83,6 +90,7 @@ class Shares:
             f" {' or '.join(sizes)}. The last columns say by how much latents keep more, with the"
             f" 95 % interval of it.{worthless}"
         )
+        # the same table for the page and, in characters, for the log
         columns = [
             "reader",
             "in place of the passage",

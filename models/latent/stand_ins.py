@@ -44,6 +44,7 @@ def scores_after(
         batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
     )
     found: dict[str, Tensor] = {}
+    # three kinds: latents, vectors in place of tokens, and keys and values of the passage
     for name, latents_BMW in (("latents", z_BMW), ("other", other_BMW)):
         prefix, added = model.prefix(number, latents_BMW)
         logits = model.logits(number, prefix, text_BT, added)
@@ -78,6 +79,7 @@ def whole(model: Prefix, number: int, passage_BL: Tensor, text_BT: Tensor) -> Te
 
 def _streams(model: Prefix, number: int, passage_BL: Tensor) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Vectors that a reader reads like tokens, and which of them are there."""
+    # stand-ins get as many positions as there are latents, or as many bytes
     net, seen_BL = model.net(number), passage_BL >= 0
     embedded_BLD = net.embed(passage_BL.clamp_min(0))
     places = model.places(passage_BL)
@@ -90,6 +92,7 @@ def _streams(model: Prefix, number: int, passage_BL: Tensor) -> Mapping[str, tup
     )
     unlikely_BL = F.pad(unlikely_BL.masked_fill(~seen_BL[:, :-1], -1.0), (1, 0), value=-1.0)
     chosen_BP = unlikely_BL.topk(places, 1).indices.sort(1).values
+    # each way's vectors, and which of them are not padding
     return {
         "none": (embedded_BLD[:, :0], seen_BL[:, :0]),
         "last": (embedded_BLD[:, -places:], seen_BL[:, -places:]),
@@ -110,6 +113,7 @@ def _kept(
     in each head those that the last queries look at most (SnapKV, arXiv 2404.14469). The token that
     begins every text is kept besides.
     """
+    # how many positions are kept: as many as latents, or as many numbers as latents have
     net, passage_BL = model.net(number), model.begun(number, passage_BL)
     shape, places, seen_BL = net.shape, model.places(passage_BL), passage_BL >= 0
     of_position = shape.num_layers * 2 * shape.keys * shape.head_width  # numbers
@@ -119,13 +123,16 @@ def _kept(
     # in every row and head: the first position, if it is to be kept in any case
     has_begin = model.reader_specs[number].begin_token is not None
     first_BH = (~seen_BL).sum(1)[:, None, None].expand(-1, shape.keys, int(has_begin))
+    # ranks by which to keep positions: here later is better, below by attention
     late_BHL = torch.arange(seen_BL.shape[1], device=seen_BL.device).float()
     late_BHL = late_BHL.masked_fill(~seen_BL, -1.0)[:, None].expand(-1, shape.keys, -1)
     where = positions(seen_BL)
     cos_sin = tuple(table[where].unsqueeze(1) for table in net.rotary_emb())
     x_BLD, sees = net.embed(passage_BL.clamp_min(0)), causal(seen_BL)
+    # read the passage layer by layer, and keep each layer's choice before going on
     for block in net.blocks:
         query, key, value = block.self_attn.heads_of(block.attn_norm(x_BLD), cos_sin)
+        # how much the last queries look at each key, summed over them and the queries that share it
         looking = query[:, :, -LOOKING:].unflatten(1, (shape.keys, -1))
         scores_BHGQL = widen(looking @ key.unsqueeze(2).mT) * shape.head_width**-0.5
         hidden = ~sees[:, :, None, -LOOKING:]
@@ -152,6 +159,7 @@ def _after_kept(
 ) -> Tensor:
     """Returns scores of a text that follows the whole passage and sees what is kept of it."""
     net, length = model.net(number), text_BT.shape[1]
+    # the text sees what is kept and itself, and its positions follow those of the whole passage
     before = seen_BP[:, None, None].expand(-1, 1, length, -1)
     among = before.new_ones(length, length).tril().expand(len(text_BT), 1, -1, -1)
     read_B1 = (model.begun(number, passage_BL) >= 0).sum(1, keepdim=True)

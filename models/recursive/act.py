@@ -77,6 +77,8 @@ class ActObjective(Objective):
         return ActCarry(self.model.fresh_state(any_noise, slots, tokens), steps, halted, batch)
 
     def forward(self, batch: Batch, carry: ActCarry, ctx: Context) -> StepOut:
+        # a slot that has halted takes the next puzzle, so the batch never waits for its slowest
+        # puzzle
         carry = self._refill(carry, batch, ctx.noise)
         rows = self.model.puzzle_rows(self._trainable_ids(carry.batch))
         inputs = carry.batch["inputs"]
@@ -101,9 +103,11 @@ class ActObjective(Objective):
     def predict(self, batch: Batch) -> Prediction:
         """Answers puzzles, and records the answers after each thinking step."""
         sizes, seen = self.model.sizes, ByStep(batch["labels"], self.model.sizes.halt_max_steps)
+        # the last step's answer is scored; those before it show how thinking helps
         for step in answers_by_step(self.model, batch):
             logits_BTV, q_B2, steps = step
             seen.add(logits_BTV, q_B2[:, 0], self.model.halting_margin(q_B2))
+        # every answer is final now, so metrics count all puzzles
         halted = torch.ones_like(steps, dtype=torch.bool)
         _, _, metrics = self._losses(logits_BTV, q_B2, None, steps, halted, batch["labels"])
         outputs = {
@@ -121,6 +125,8 @@ class ActObjective(Objective):
 
     def _refill(self, carry: ActCarry, batch: Batch, noise: Noise) -> ActCarry:
         """Gives slots that halted a puzzle of the new batch and a fresh state."""
+        # `where`, not indexing: shapes stay the same and the host need not know how many slots
+        # halted
         halted = carry.halted
         fresh = self.model.fresh_state(noise, *batch["inputs"].shape)
         state = tuple(where_slots(halted, *pair) for pair in zip(fresh, carry.state, strict=True))
@@ -159,6 +165,7 @@ class ActObjective(Objective):
         cells_B = counted_BT.sum(-1)
         valid_B = cells_B > 0
         with torch.no_grad():
+            # without gradients, as these are also the target of the halting logit
             right_B = _right_cells(logits_BTV, labels_BT)
             solved_B = right_B == cells_B
         divisor_B = cells_B.clamp_min(1)  # puzzles count alike, however many cells they have
@@ -179,6 +186,7 @@ class ActObjective(Objective):
             "lm_loss": (token_loss.detach(), weight),
             "q_halt_loss": (halt_loss.detach(), weight),
         }
+        # HRM's second Q value: what another step of thinking would be worth
         if target is not None:
             continue_loss = _q_loss(q_B2[:, 1], target, valid_B)
             loss = loss + 0.5 * continue_loss
@@ -208,11 +216,14 @@ def stablemax_cross_entropy(
 
     Scores are linear above zero and reciprocal below.
     """
+    # exponentials of large logits swallow the others in a sum of floats, and gradients vanish;
+    # linear scores do not
     x = wide(logits_BTV)
     scores = torch.where(x < 0, 1 / (1 - x + 1e-30), x + 1)
     counted = labels_BT != IGNORE
     index = torch.where(counted, labels_BT, 0).long().unsqueeze(-1)
     target = scores.gather(-1, index).squeeze(-1).log()
+    # as in label smoothing of a softmax: part of the target is spread evenly
     if smoothing:
         target = torch.lerp(target, scores.log().mean(-1), smoothing)
     return torch.where(counted, scores.sum(-1).log() - target, 0.0)

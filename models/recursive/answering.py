@@ -28,6 +28,7 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
     given the same answer one step before; the net alone often wants to halt a step too early. There
     are no more steps once all puzzles have left.
     """
+    # `puzzle_N` holds the puzzle of each row that is still in the batch, at first all
     sizes, chains = model.sizes, Chains(model, batch)
     steps_P = torch.zeros_like(batch["puzzle_identifiers"])
     puzzle_N = torch.arange(len(steps_P), device=steps_P.device)
@@ -36,6 +37,7 @@ def answers_by_step(model: RecursiveNet, batch: Batch) -> Iterator[tuple[Tensor,
     logits_PTV = q_P2 = None
     for step in range(sizes.halt_max_steps):
         logits_NTV, q_N2 = chains.think(step)
+        # rows of puzzles that have left keep the answer they left with
         if logits_PTV is None or q_P2 is None or not sizes.eval_halt:
             logits_PTV, q_P2 = logits_NTV, q_N2
         else:
@@ -64,6 +66,7 @@ class Chains:
     def __init__(self, model: RecursiveNet, batch: Batch) -> None:
         self._model = model
         self._each = partial(torch.repeat_interleave, repeats=model.sizes.chains, dim=0)
+        # noise is keyed by the puzzle's own tokens, so an answer does not depend on its batch
         inputs_NT, rows_NP = batch["inputs"], model.puzzle_rows(batch["puzzle_identifiers"])
         self._keys_N = [zlib.crc32(puzzle.tobytes()) for puzzle in inputs_NT.cpu().numpy()]
         self._inputs_CT = self._each(inputs_NT)
@@ -79,6 +82,7 @@ class Chains:
         self._state, logits_CTV, q_C2 = self._model(before, self._inputs_CT, self._rows_CP, noise)
         if sizes.chains == 1:
             return logits_CTV, q_C2
+        # the chain that answers: the one most ready to halt, or the one that has settled
         score_C = q_C2[:, 0] if sizes.judge == "halting" else -_change(before, self._state)
         best_N = score_C.view(-1, sizes.chains).argmax(1)
         # from the number of a chain within its puzzle to that among all chains
@@ -88,6 +92,7 @@ class Chains:
     def keep(self, stay_N: Tensor) -> None:
         """Drops all puzzles but these."""
         chains = self._model.sizes.chains
+        # the rows of a puzzle's chains follow from its row, as they lie side by side
         stay_C = self._each(stay_N * chains)
         stay_C += torch.arange(chains, device=stay_C.device).repeat(len(stay_N))
         self._keys_N = [self._keys_N[row] for row in stay_N.tolist()]
@@ -113,6 +118,7 @@ def _rows_to_keep(going_N: Tensor, puzzles: int, compiled: bool) -> Tensor:
     to a size that it was compiled for.
     """
     kept = going = int(going_N.sum())
+    # a new size would be compiled anew; padding with finished puzzles costs less
     if compiled and going:
         sizes = {-(-puzzles // 2**halving) for halving in range(HALVINGS + 1)}
         kept = min(size for size in sizes if size >= going)

@@ -1,5 +1,5 @@
 """A net for Sudoku that keeps a state for each candidate, a digit in a cell, as LDT does
-(arXiv 2605.08605). With `guessing` and `search`, it guesses and goes back.
+(arXiv 2605.08605). With `guessing` and `search`, it guesses and backtracks.
 
 All candidates share their weights, so that a board with other digits in the same places gets the
 same answer in those digits, and the number of weights hardly depends on the size of the board.
@@ -43,6 +43,7 @@ class UnitMixer(Mixer):
     weight_HTT: Tensor
 
     def __init__(self, width: int, side: int) -> None:
+        # rows, columns and boxes each get a third of the width
         if width % 3:
             raise ConfigError(
                 f"arch.hidden_size={width}: is not a multiple of 3, as arch.num_heads=null needs"
@@ -53,6 +54,8 @@ class UnitMixer(Mixer):
         height = next(height for height in range(math.isqrt(side), 0, -1) if side % height == 0)
         row_T, column_T = torch.arange(side**2) // side, torch.arange(side**2) % side
         box_T = row_T // height * height + column_T // (side // height)
+        # two cells hear each other if they lie in the same unit; dividing by √side keeps the
+        # variance
         unit_HT = torch.stack((row_T, column_T, box_T))
         weight_HTT = side**-0.5 * (unit_HT[:, :, None] == unit_HT[:, None])
         self.register_buffer("weight_HTT", weight_HTT, persistent=False)
@@ -89,11 +92,13 @@ class CandidateInner(nn.Module):
     def forward(
         self, z_BTND: Tensor, known_BTN: Tensor, passes: int
     ) -> tuple[Tensor, Tensor, Tensor]:
+        # what is known of a candidate (open, given, guessed, excluded) acts as a hint in every pass
         known_BTNF = self.known[known_BTN]
         for _ in range(passes):
             for block in self.layers:
                 z_BTND = block(z_BTND, known_BTNF)
         logits_BTN = self.option_head.wide(z_BTND)[..., 0]
+        # all candidates vote on whether every guess so far is right
         votes_BD = F.gelu(self.value_in(z_BTND), approximate="tanh").mean((1, 2))
         return z_BTND.detach(), logits_BTN, self.value_head.wide(votes_BD)[:, 0]
 
@@ -120,6 +125,7 @@ class CandidateNet(nn.Module):
         forward_dtype: ForwardDtype,
     ) -> None:
         super().__init__()
+        # a Sudoku has as many digits as a row has cells, and two more tokens: blank and padding
         side = math.isqrt(spec.seq_len)
         if side < 4 or (spec.seq_len, spec.vocab_size) != (side**2, side + 2):
             raise ConfigError(
@@ -157,6 +163,7 @@ def what_is_known(inputs_BT: Tensor, board_BT: Tensor, side: int) -> Tensor:
 
     `inputs` are the tokens of the puzzle, `board` the same with guesses in some blanks.
     """
+    # a filled cell excludes its own other digits; what it means for other cells, the net learns
     digits_N = torch.arange(side, device=board_BT.device) + BLANK + 1
     here_BTN = board_BT[..., None] == digits_N
     chosen_BT1 = torch.where(inputs_BT == board_BT, GIVEN, GUESSED)[..., None]

@@ -2,8 +2,8 @@
 grids such as mazes. One rule holds in every cell; word travels one cell in each pass.
 """
 
-# B batch, L positions (one for halting, then the cells), S side, D width,
-# F gates and candidates
+# B batch, L positions (one for halting, then the T cells), S side, D width, P puzzle width, F gates
+# and candidates; z_H and z_L are states
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class GridBlock(nn.Module):
         self.down_proj = Linear(hidden, width)
 
     def forward(self, z_BSSD: Tensor, hint_BSSF: Tensor) -> Tensor:
+        # the weights of a linear map over the nine cells around, so that initialisers and Muon see
+        # a matrix
         kernel = self.gate_up_proj.weight.to(z_BSSD.dtype).unflatten(1, (-1, 3, 3))
         both_BFSS = F.conv2d(z_BSSD.permute(0, 3, 1, 2), kernel, padding=1)
         gate, up = (both_BFSS.permute(0, 2, 3, 1) + hint_BSSF).chunk(2, dim=-1)
@@ -75,12 +77,14 @@ class GridInner(SequenceInner):
             )
         width = sizes.hidden_size
         hidden = gated_width(width, sizes.expansion, sizes.mlp_multiple)
+        # tokens act on the gates of every block, and never enter the state
         self.embed_tokens = Embedding(spec.vocab_size, 2 * hidden, std=1.0)
         if sizes.value_iteration:
             self.rewards = Embedding(spec.vocab_size, width, std=1.0)
             self.costs = Embedding(spec.vocab_size, width, std=0.1)
             self.slopes_proj = Linear(4 * width, 2 * hidden)
         self.layers = nn.ModuleList(GridBlock(width, hidden) for _ in range(sizes.L_layers))
+        # no value is known before the first pass, unlike TRM's random start
         self.L_init.fill_(UNREACHED)
 
     @property
@@ -95,9 +99,12 @@ class GridInner(SequenceInner):
         noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
         z_H, z_L = state
+        # state and tokens as images; the first position belongs to halting alone
         grid_BSS = tokens_BT.unflatten(1, (self.side, self.side))
         z_BSSD, value_BSSD = (z[:, 1:].unflatten(1, (self.side, self.side)) for z in (z_H, z_L))
         hint_BSSF = self.embed_tokens(grid_BSS)
+        # the convolution sees the slopes of the values, not their size: it is these that show the
+        # way
         if self.sizes.value_iteration:
             value_BSSD = self.values(widen(value_BSSD), grid_BSS)
             slopes = torch.cat([torch.tanh(one - value_BSSD) for one in neighbours(value_BSSD)], -1)
@@ -116,6 +123,7 @@ class GridInner(SequenceInner):
 
     def values(self, value_BSSD: Tensor, grid_BSS: Tensor) -> Tensor:
         """Iterates the values in float32 at least: half precision cannot count the steps."""
+        # rewards and costs depend on the token alone; the exponential keeps costs positive
         reward_BSSD = REWARD_SCALE * widen(self.rewards(grid_BSS))
         log_cost_BSSD = COST_SCALE * widen(self.costs(grid_BSS))
         cost_BSSD = log_cost_BSSD.clamp(-LOG_COST_LIMIT, LOG_COST_LIMIT).exp()
@@ -124,6 +132,7 @@ class GridInner(SequenceInner):
             best_BSSD = reduce(torch.maximum, neighbours(value_BSSD))
             return torch.maximum(reward_BSSD, best_BSSD - cost_BSSD)
 
+        # values first spread over the grid; gradients flow through the last passes only
         with torch.no_grad():
             for _ in range(self.sizes.L_cycles):
                 value_BSSD = one_pass(value_BSSD)

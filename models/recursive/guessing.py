@@ -6,7 +6,7 @@ learns to tell boards with a wrong guess from others. In an evaluation, a search
 relies on that.
 """
 
-# B slots, T cells, N digits
+# B slots, T cells, N digits, V vocabulary
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ class GuessObjective(Objective):
         known_BTN = what_is_known(inputs_BT, carry.board, self.model.side)
         state, logits_BTN, value_B = self.model(carry.state, known_BTN)
 
+        # the loss of the cells: only open ones are asked, each board counts the same
         counted_BT, valid_B = labels_BT != IGNORE, (labels_BT != IGNORE).any(-1)
         right_B, open_BT = carry.lost == 0, carry.board == BLANK
         digits_BT = (labels_BT - BLANK - 1).clamp_min(0).long()
@@ -101,6 +102,7 @@ class GuessObjective(Objective):
         # after a wrong guess, the right digits of the other cells no longer follow from the board
         learnt_BT = open_BT & counted_BT & right_B[:, None]
         cell_loss = ((nats_BT * learnt_BT).sum(-1) / learnt_BT.sum(-1).clamp_min(1)).sum()
+        # the loss of the value: has every guess so far been right?
         value_nats_B = F.binary_cross_entropy_with_logits(
             value_B, right_B.to(value_B.dtype), reduction="none"
         )
@@ -122,6 +124,7 @@ class GuessObjective(Objective):
         """Searches for the answers, and records the best ones after each step."""
         labels_BT, steps = batch["labels"], self.keys.search_steps
         seen = ByStep(labels_BT, steps)
+        # the same record by step as for nets without a search
         for logits_BTV, margin_B in answers_by_search(self.model, batch, self.keys):
             value_B = margin_B + self.keys.threshold
             seen.add(logits_BTV, value_B, margin_B)
@@ -132,6 +135,7 @@ class GuessObjective(Objective):
         right_B = (counted_BT & (answer_BT == labels_BT)).sum(-1)
         valid_B, solved_B = cells_B > 0, right_B == cells_B
         count = valid_B.sum()
+        # boards accepted by the net's own value; those that are wrong show how far to trust it
         found_B = margin_B > 0
         metrics = {
             "exact_accuracy": ((valid_B & solved_B).sum(), count),
@@ -149,14 +153,17 @@ class GuessObjective(Objective):
         """Gives slots that are done a puzzle of the new batch, some of whose blanks are revealed in
         half of them: an easier board to learn from.
         """
+        # draw for every slot, so that the numbers do not depend on which ones are done
         shape, done_B = batch["inputs"].shape, carry.done
         share_B = self.keys.revealed * noise.uniform("share", shape[:1])
         share_B = share_B * (noise.uniform("easier", shape[:1]) < 0.5)
         inputs_BT, labels_BT = batch["inputs"], batch["labels"]
+        # blanks whose digit is given away
         reveal_BT = noise.uniform("reveal", shape) < share_B[:, None]
         reveal_BT = reveal_BT & (inputs_BT == BLANK) & (labels_BT != IGNORE)
         new = batch | {"inputs": torch.where(reveal_BT, labels_BT, inputs_BT)}
         puzzle = {name: where_slots(done_B, new[name], carry.batch[name]) for name in new}
+        # slots that are done begin anew; the others go on with what they have
         return GuessCarry(
             where_slots(done_B, self.model.fresh_state(len(done_B)), carry.state),
             where_slots(done_B, puzzle["inputs"], carry.board),
@@ -170,6 +177,7 @@ class GuessObjective(Objective):
         self, carry: GuessCarry, state: Tensor, logits_BTN: Tensor, noise: Noise
     ) -> GuessCarry:
         """Fills in what the net is sure of and, if it has thought for long enough, one guess."""
+        # what is sure is filled in at once; a guess waits until the net has thought for a while
         labels_BT, slots_B = carry.batch["labels"], torch.arange(len(logits_BTN))
         slots_B = slots_B.to(logits_BTN.device)
         p_BTN = logits_BTN.softmax(-1)

@@ -2,6 +2,8 @@
 high level.
 """
 
+# B batch, L positions, D width; z_H and z_L are states
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """The keys, the states and the thinking step that all recursive nets share."""
 
-# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width
+# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle
+# width; z_H and z_L are states
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class Sizes(Keys):
     all steps
     """
     random_start: bool
-    """Each puzzle begins in states of its own, drawn at random"""
+    """Each puzzle begins in its own states, drawn at random"""
     damping: Annotated[float, Field(ge=0, lt=1)]
     """Share of its old state that each pass through the blocks keeps"""
     path_noise: NonNegativeFloat
@@ -142,10 +143,11 @@ class RecursiveNet(nn.Module):
         super().__init__()
         self.inner = inner
         self.sizes = sizes = inner.sizes
+        # a key that has no effect is a mistake: say so
         if not inner.passes and (sizes.damping or sizes.path_noise or sizes.eval_noise):
             raise ConfigError(
                 "arch.damping, arch.path_noise and arch.eval_noise act on passes through blocks,"
-                " which this net has not; leave them at 0"
+                " which this net does not have; leave them at 0"
             )
         self.compiled = False
 
@@ -159,6 +161,7 @@ class RecursiveNet(nn.Module):
 
     def fresh_state(self, noise: Noise, slots: int, tokens: int) -> State:
         """Returns the initial state: drawn with `random_start`, else the same for every slot."""
+        # random starts teach a net to reach its answer from anywhere, and make chains differ
         shape, starts = self.inner.state_shape(slots, tokens), self.inner.starts()
         if self.sizes.random_start:
             drawn = (noise.truncated_normal(f"start of {name}", shape) for name in starts)
@@ -186,6 +189,7 @@ class RecursiveNet(nn.Module):
         noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
         """Does one step of reasoning: returns the new state, token logits and halting logits."""
+        # cast once here: a step uses each weight many times
         arguments = (state, tokens_BT, rows_BP, noise)
         if self.dtype == next(self.inner.parameters()).dtype:
             return self.inner(*arguments)

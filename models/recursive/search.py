@@ -64,6 +64,7 @@ def fill_in(
     open_NT = board_NT == BLANK
     sure_NT = open_NT & (best_NT > sure)
     board_NT = torch.where(sure_NT, (digit_NT + BLANK + 1).to(board_NT.dtype), board_NT)
+    # a guess is most often right in the cell with the least entropy
     open_NT, doubt_NT = open_NT & ~sure_NT, torch.special.entr(p_NTD).sum(-1)
     if noise is not None:
         doubt_NT = doubt_NT + JITTER * noise.uniform("cell", doubt_NT.shape)
@@ -98,10 +99,12 @@ class States:
 
     def put(self, state: Tensor, needed_N: Tensor) -> Tensor:
         """Writes new states over rows that are not needed. Returns their places."""
+        # grow by doubling, which copies each row a few times at most
         more = 1 + len(state) + len(needed_N) - len(self.rows)
         if more > 0:
             room = self.rows.new_empty((more + len(self.rows), *self.rows.shape[1:]))
             self.rows = torch.cat((self.rows, room))
+        # row 0, from which every board begins, is never overwritten
         free = torch.ones(len(self.rows), dtype=torch.bool, device=state.device)
         free[needed_N] = free[0] = False
         places = free.nonzero()[: len(state), 0]
@@ -121,10 +124,12 @@ class Answers:
 
     def take_in(self, nodes: Nodes, logits_NTD: Tensor, value_N: Tensor) -> None:
         """Takes over the best of some nodes where it is better, or where no board is full yet."""
+        # full boards come before others, and among each kind the highest value decides
         full_N = (nodes.board != BLANK).all(-1)
         place_N = places(nodes.puzzle, value_N + torch.where(full_N, -NEVER, 0.0))
         best = (place_N == 0).nonzero()[:, 0]
         value_N = torch.where(full_N, value_N, NEVER)
+        # of equal values take the newer: a board that is not full yet has more cells by now
         best = best[value_N[best] >= self.value_P[nodes.puzzle[best]]]
         puzzle = nodes.puzzle[best]
         self.logits_PTV[puzzle] = as_logits(nodes.board[best], logits_NTD[best])
@@ -137,6 +142,7 @@ def answers_by_search(
     """Yields, after each step, the logits of each puzzle's best answer so far, and by how much its
     value exceeds what is accepted. Ends when no puzzle has nodes left.
     """
+    # every puzzle begins with one node: its own board, without guesses
     inputs_PT, device = batch["inputs"], batch["inputs"].device
     wide = torch.promote_types(model.dtype, torch.float32)
     answers = Answers(inputs_PT, model.side + BLANK + 1, wide)
@@ -147,6 +153,7 @@ def answers_by_search(
     waiting = nodes.take(first_P[:0])
     weights, threshold = model.weights_in_dtype(), rules.threshold
     for step in range(rules.search_steps):
+        # look at the boards of this step, and keep the best answers
         state, logits_NTD, value_N = think(model, weights, inputs_PT, nodes, states)
         answers.take_in(nodes, logits_NTD, value_N)
         yield answers.logits_PTV.clone(), answers.value_P - threshold
@@ -174,6 +181,7 @@ def think(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one step of the net on all nodes, some at a time."""
     known_NTD = what_is_known(inputs_PT[nodes.puzzle], nodes.board, model.side)
+    # all calls have the same shape, so a compiled net is compiled once
     size = AT_ONCE_ON_CPU if known_NTD.device.type == "cpu" else AT_ONCE
     outs = []
     for place, known in zip(nodes.state.split(size), known_NTD.split(size), strict=True):
@@ -194,10 +202,13 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     A node's rank is the log probability that its guesses are right: by the probabilities of all of
     them and by the value of its parent, which alone takes too many wrong lines for right.
     """
+    # the main line: fill in what is sure
     board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, rules.fill_above)
+    # the boards with another digit where one was filled in, in case the net is sure and wrong
     best_NTD = F.one_hot(p_NTD.argmax(-1), p_NTD.shape[-1]).bool()
     instead = children(nodes, p_NTD, (board_NT != nodes.board)[..., None] & ~best_NTD, rules)
     nodes, guesses_N = replace(nodes, board=board_NT), open_N & guess
+    # the guess: one board for each digit of the chosen cell
     next_NT = F.one_hot(cell_N, p_NTD.shape[1]).bool() & guesses_N[:, None]
     guessed = children(nodes, p_NTD, next_NT[..., None], rules)
     found = guessed.plus(nodes.take((~guesses_N).nonzero()[:, 0])).plus(instead)
@@ -218,6 +229,8 @@ def children(nodes: Nodes, p_NTD: Tensor, where_NTD: Tensor, rules: Rules) -> No
 
 def places(puzzle_N: Tensor, rank_N: Tensor) -> Tensor:
     """Returns each row's place among those of its puzzle, 0 for the highest rank."""
+    # two stable sorts put the nodes of a puzzle together, highest rank first; a row's place is then
+    # its distance from the first of its puzzle
     order = rank_N.argsort(descending=True, stable=True)
     order = order[puzzle_N[order].argsort(stable=True)]
     sorted_N = puzzle_N[order]
@@ -229,6 +242,7 @@ def places(puzzle_N: Tensor, rank_N: Tensor) -> Tensor:
 
 def as_logits(board_NT: Tensor, logits_NTD: Tensor) -> Tensor:
     """Returns logits over the vocabulary: those of the digits, and certainty for filled cells."""
+    # tokens before the digits are never an answer
     logits_NTV = F.pad(logits_NTD, (BLANK + 1, 0), value=NEVER)
     digits_V = torch.arange(logits_NTV.shape[-1], device=board_NT.device)
     filled_NT1 = (board_NT != BLANK)[..., None]

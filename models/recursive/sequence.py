@@ -1,6 +1,7 @@
 """A puzzle as a sequence of tokens, as HRM and TRM see it: prefix, embeddings, states, heads."""
 
-# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle width
+# B batch, L positions (puzzle prefix + tokens), T tokens, D width, V vocabulary, P puzzle
+# width; z_H and z_L are states
 
 from __future__ import annotations
 
@@ -43,6 +44,8 @@ class GridRotaryEmbedding(RotaryEmbedding):
     def angles(
         self, head_width: int, prefix: int, tokens: int, theta: float, dtype: torch.dtype
     ) -> Tensor:
+        # positions by row and column, so that cells below each other are as close as neighbours in
+        # a row
         side = math.isqrt(tokens)
         if side * side != tokens:
             raise ConfigError(
@@ -81,6 +84,7 @@ class SequenceSizes(Sizes):
                 f"arch.hidden_size={self.hidden_size} is not a multiple of"
                 f" arch.num_heads={self.num_heads}"
             )
+        # rotations take pairs of numbers, on a grid pairs for each of two axes
         head = self.hidden_size // self.num_heads
         if self.pos_encodings in ROPES and head % ROPES[self.pos_encodings].share:
             raise ConfigError(
@@ -119,6 +123,7 @@ class Block(nn.Module):
         self.mlp = mlp(width)
 
     def forward(self, x_BLD: Tensor, cos_sin: CosSin | None = None) -> Tensor:
+        # the MLP runs along positions, so that it mixes cells as attention would
         if self.mixes_by_mlp:
             x_BDL = x_BLD.transpose(1, 2)
             x_BLD = rms_norm(x_BDL + self.mlp_t(x_BDL), EPS).transpose(1, 2)
@@ -216,6 +221,7 @@ class SequenceInner(Inner):
         """Returns the puzzle prefix and the tokens as one sequence."""
         x_BLD = self.embed_tokens(tokens_BT)
         prefix, width = self.sizes.prefix, self.sizes.hidden_size
+        # the puzzle's row fills the prefix; without a table its positions stay empty
         if puzzle_BP is None:
             x_BLD = F.pad(x_BLD, (0, 0, prefix, 0))
         else:

@@ -6,7 +6,8 @@ symbols, and no puzzle needs to be shown with its digits permuted. No rule of Su
 which cells have to do with each other is learned.
 """
 
-# B batch, T cells, N symbols, V vocabulary, D width, F hidden width, H heads, K head width
+# B batch, T cells, N symbols, V vocabulary, D width, F hidden width, H heads, K head width,
+# P puzzle width, X symbols and head widths together
 
 from __future__ import annotations
 
@@ -50,8 +51,10 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def forward(self, x_BTND: Tensor) -> Tensor:
+        # each cell sends one message for each symbol, whoever hears it
         message_BTND = F.gelu(self.message_proj(x_BTND), approximate="tanh")
         weight_HTT = self.weights().to(x_BTND.dtype)
+        # heads and cells first: one product for each head sums over cells
         message_BHTNK = message_BTND.unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
         mixed_BHTX = weight_HTT @ message_BHTNK.flatten(3)
         mixed_BHTNK = mixed_BHTX.unflatten(-1, message_BHTNK.shape[3:])
@@ -90,10 +93,12 @@ class SymbolBlock(nn.Module):
         self.down_proj = Linear(hidden, width)
 
     def forward(self, x_BTND: Tensor, hint_BTNF: Tensor | None = None) -> Tensor:
-        """A hint is added to gates and what they let through, before they hear the others."""
+        """Adds the hint to gates and to what they gate, before the messages of others."""
+        # gates and what they let through come from the candidate itself
         both_BTNF = self.gate_up_proj(x_BTND)
         both_BTNF = both_BTNF if hint_BTNF is None else both_BTNF + hint_BTNF
         gate_BTNF, up_BTNF = both_BTNF.chunk(2, dim=-1)
+        # others act on the gates alone: a field is opened or shut by them, never overwritten
         gate_BTNF = gate_BTNF + self.cells_proj(self.mixer(x_BTND))
         gate_BTNF = gate_BTNF + self.symbols_proj(x_BTND.mean(2, keepdim=True))
         return rms_norm(x_BTND + self.down_proj(gated(gate_BTNF, up_BTNF, self.norm_eps)), self.eps)
@@ -109,6 +114,8 @@ class SymbolInner(Inner):
 
     def __init__(self, sizes: SymbolSizes, spec: Spec) -> None:
         super().__init__(sizes)
+        # without a number, the symbols are a Sudoku's: as many as a row has cells, after blank and
+        # padding
         side, width = math.isqrt(spec.seq_len), sizes.hidden_size
         self.symbols = sizes.symbols or side
         self.others = spec.vocab_size - self.symbols
@@ -125,6 +132,7 @@ class SymbolInner(Inner):
             )
         # what a field sees of its cell: another token, another symbol, or its own
         self.embed_tokens = Embedding(self.others + 2, width, width**-0.5)
+        # a field scores its own symbol, and all fields together the other tokens
         self.lm_head = Linear(width, 1 + self.others)
         self.vote_proj = Linear(width, 2 * width)
         self.q_head = Linear(2 * width, 2, bias=True)
@@ -164,19 +172,25 @@ class SymbolInner(Inner):
         puzzle_BP: Tensor | None,
         noise: Sequence[Tensor] = (),
     ) -> tuple[State, Tensor, Tensor]:
+        # as in TRM, all rounds but the last run without gradients
         (z_BTND,), x_BTND, of_passes = state, self.embed(tokens_BT), iter(noise)
         with torch.no_grad():
             for _ in range(self.passes - self.sizes.L_cycles):
                 z_BTND = self.level(z_BTND, x_BTND, None, next(of_passes, None))
         for _ in range(self.sizes.L_cycles):
             z_BTND = self.level(z_BTND, x_BTND, None, next(of_passes, None))
+        # logits of the symbols come from their own fields, those of other tokens from the mean of
+        # all
         own_BTN, others_BTN = self.lm_head(z_BTND).split((1, self.others), -1)
         logits_BTV = torch.cat((others_BTN.mean(2), own_BTN[..., 0]), -1)
+        # halting sees the mean over cells and symbols, which no permutation changes
         votes_BF = F.gelu(self.vote_proj(z_BTND), approximate="tanh").mean((1, 2))
         return (z_BTND.detach(),), logits_BTV, self.q_head.wide(votes_BF)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Returns what each field sees of its cell."""
+        # a field is told whether its cell shows the field's own symbol or another one, but not
+        # which: that is what makes all symbols alike
         symbols_N = torch.arange(self.symbols, device=tokens_BT.device) + self.others
         token_BT1 = tokens_BT[..., None]
         symbol_BTN = self.others + (token_BT1 == symbols_N).to(token_BT1.dtype)

@@ -30,9 +30,10 @@ class ByStep:
         self._answers: list[Tensor] = []
 
     def add(self, logits_BTV: Tensor, q_halt_B: Tensor, margin_B: Tensor) -> None:
-        """Takes in what the net says after one more step."""
+        """Compares the answers after one more step with the labels and with the step before."""
         answer_BT = logits_BTV.argmax(-1)
         right_BT = self._counted_BT & (answer_BT == self._labels_BT)
+        # how many cells this step put right, and how many it spoiled
         before_BT = right_BT if self._right_BT is None else self._right_BT
         values = {
             "right": right_BT.sum(-1).int(),
@@ -44,6 +45,7 @@ class ByStep:
         for name, value_B in values.items():
             self._by_step[name].append(value_B)
         self._right_BT = right_BT
+        # whole answers are large: keep some steps only, in few bytes
         if len(self._by_step["right"]) in self._recorded:
             narrow = torch.uint8 if logits_BTV.shape[-1] <= 256 else torch.int32
             self._answers.append(answer_BT.to(narrow))
@@ -54,12 +56,14 @@ class ByStep:
         `halt_step` is the step at which each puzzle left (`steps_B`), or without early leaving
         the first at which the net wants to halt; 0 where it never does.
         """
+        # puzzles that have all halted keep their last answer, so every batch has the same shape
         unspent = self._steps - len(self._by_step["right"])
         nothing_B = torch.zeros_like(self._by_step["right"][-1])
         by_step = {}
         for name, values in self._by_step.items():
             last = nothing_B if name in ("fixed", "broken") else values[-1]
             by_step[name] = torch.stack(values + [last] * unspent, 1)
+        # argmax finds the first step at which the net wants to halt
         wants_BS = by_step["halt_margin"] > 0
         if steps_B is None:
             first_B = wants_BS.int().argmax(1) + 1
@@ -89,6 +93,7 @@ class ThinkingSteps:
         valid_B1 = (cells_B > 0)[:, None]
         solved_BS = valid_B1 & (right_BS == cells_B[:, None])
         halt_B, steps = outputs["halt_step"][rows].cpu().long(), right_BS.shape[1]
+        # counts by step, and halting steps by whether the last answer is right
         counts = {
             "examples": valid_B1.sum(0),
             "cells": cells_B.sum(0, keepdim=True),
@@ -113,6 +118,7 @@ class ThinkingSteps:
         if not rows or not int(rows["examples"].sum()):
             return Report()
         sums = {name: count.sum(0).to(torch.float64) for name, count in rows.items()}
+        # from counts to shares, once all ranks have added theirs
         shares = {
             "cell_accuracy": sums["right"] / sums["cells"],
             "exact_accuracy": sums["solved"] / sums["examples"],
@@ -137,6 +143,7 @@ def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Fil
         ("wants to halt", "halting", "c2"),
     ]
     axis = {"label": "thinking step", "values": steps}
+    # how accuracy rises with more thinking
     scenes = scene(
         "thinking_steps",
         "lines",
@@ -149,6 +156,7 @@ def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Fil
             for label, name, colour in shares
         ],
     )
+    # whether later steps still repair cells, or break as many as they repair
     scenes |= scene(
         "thinking_steps_cells",
         "bars",
@@ -162,6 +170,7 @@ def _scenes(sums: Mapping[str, Tensor], lines: Mapping[str, list[float]]) -> Fil
             for name, colour in (("fixed", "good"), ("broken", "bad"))
         ],
     )
+    # whether the net stops early where it is right; step 0, which means never, is shown last
     return scenes | scene(
         "thinking_steps_halting",
         "bars",

@@ -2,6 +2,8 @@
 levels.
 """
 
+# B batch, L positions, D width; z_H and z_L are states
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ class TRMInner(SequenceInner):
     def recur(
         self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]
     ) -> State:
+        # the earlier rounds only bring the state closer to an answer; the last one is trained
         with torch.no_grad():
             for _ in range(self.sizes.H_cycles - 1):
                 state = self.one_round(state, x_BLD, cos_sin, noise)
@@ -36,6 +39,7 @@ class TRMInner(SequenceInner):
         self, state: State, x_BLD: Tensor, cos_sin: CosSin | None, noise: Iterator[Tensor]
     ) -> State:
         """Refines z_L `L_cycles` times, then z_H once."""
+        # z_L reasons about question and answer; z_H never sees the question itself
         z_H, z_L = state
         question_and_answer = z_H + x_BLD
         for _ in range(self.sizes.L_cycles):
