@@ -23,7 +23,7 @@ def open_array(path: Path, dimensions: int) -> np.ndarray:
     """Maps a file's array of whole numbers. Raises ValueError if it holds something else, OSError
     if it cannot be read.
     """
-    open_plain(path).close()  # np.load would wait for ever for what is no file
+    open_plain(path).close()  # np.load would wait forever for what is no file
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except EOFError as error:

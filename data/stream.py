@@ -217,7 +217,7 @@ def _prefetched(stream: ShardStream, workers: int, pin_memory: bool) -> Any:
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     # A thread of gloo that lets go of a tensor enters the interpreter for a moment. A process that
-    # is forked just then hangs for ever in CPython before 3.11.10 (gh-112275).
+    # is forked just then hangs forever in CPython before 3.11.10 (gh-112275).
     time.sleep(SETTLED_S)
     # PyTorch's own handler raises wherever the main thread is when a worker dies
     before = signal.getsignal(signal.SIGCHLD)

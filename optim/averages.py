@@ -65,7 +65,6 @@ class EMA:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restores a saved `state`."""
         self.steps = int(state["steps"])
         for name, average in self._averages.items():
             fill(average, state[f"dense/{name}"])

@@ -48,7 +48,6 @@ def adamw_matrices(
 def adadelta(
     params: Named, lr: float, weight_decay: float, rho: float = 0.9, eps: float = 1e-6
 ) -> torch.optim.Optimizer:
-    """Adadelta."""
     return torch.optim.Adadelta(
         params, lr=lr, rho=rho, weight_decay=weight_decay, eps=eps, foreach=True
     )
@@ -61,7 +60,6 @@ def sgd(
     weight_decay: float,
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with momentum."""
     return torch.optim.SGD(
         params, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
     )

@@ -69,7 +69,7 @@ def claimed(config: Any, names: Iterable[str]) -> list[tuple[Mapping[str, Any], 
 
 
 def _pattern_of(number: int, entry: Any) -> re.Pattern[str]:
-    """Returns the pattern of an entry of `optim.dense`, or says what is wrong with the entry."""
+    """Returns the pattern of an entry of `optim.dense`; ConfigError if it is malformed."""
     key = f"optim.dense[{number}]"
     if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
         raise ConfigError(f"{key}={entry}: an entry has exactly the keys match and optimizer")

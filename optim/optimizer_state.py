@@ -62,7 +62,6 @@ class OptimizerState:
         return {f"{number}/{VALUES}": missing for number in sorted(numbers)} | there
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Restores a saved `state`."""
         for number, optimizer in enumerate(self._optimizers):
             packed = json.loads(saved[f"{number}/{VALUES}"].numpy().tobytes())
             if has_own_format(optimizer):
@@ -76,7 +75,7 @@ class OptimizerState:
                 group.update(changed)
 
     def _changed(self, number: int) -> list[dict[str, Any]]:
-        """Returns the values in each group that are not those that it was built with."""
+        """Returns the values in each group that differ from those it was built with."""
         optimizer = self._optimizers[number]
         changed: list[dict[str, Any]] = []
         for group, built in zip(optimizer.param_groups, self._built[number], strict=True):
@@ -133,7 +132,7 @@ class OptimizerState:
 
 
 def has_own_format(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether `state` and `param_groups` are not all that the optimizer wants saved."""
+    """True if the optimizer saves more than its `state` and `param_groups`."""
     kind, usual = type(optimizer), torch.optim.Optimizer
     return (
         kind.state_dict is not usual.state_dict or kind.load_state_dict is not usual.load_state_dict

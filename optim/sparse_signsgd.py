@@ -17,7 +17,7 @@ from utils.ranks.distributed import Dist
 
 
 class Table(Protocol):
-    """What this optimizer needs of a table; see `models/sparse_embedding.py`."""
+    """The part of a table that this optimizer uses; see `models/sparse_embedding.py`."""
 
     weights: Tensor
 
@@ -63,9 +63,7 @@ class SparseSignSGD(torch.optim.Optimizer):
             self._update(table.weights, rows_N, sums_NW, group["lr"], group["weight_decay"])
 
     def local_grads(self) -> list[Tensor]:
-        """Returns this rank's row gradients of the step, to be checked for values that are not
-        finite.
-        """
+        """Returns this rank's row gradients of the step, for the check that they are finite."""
         return [grads for table in self.tables.values() for _, grads in table.row_grads()]
 
     def zero_grad(self, set_to_none: bool = True) -> None:

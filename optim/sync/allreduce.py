@@ -35,7 +35,6 @@ PART = 1 << 22
 
 
 def build(exact: bool, shards: int) -> Sync:
-    """Builds `sync=allreduce`."""
     return ExactAllReduce(shards) if exact else AllReduce()
 
 
@@ -63,7 +62,6 @@ class AllReduce(Sync):
         return objective
 
     def zero(self) -> None:
-        """Begins a step: clears all gradients."""
         for buffer in self.buffers:
             buffer.zero_()
         for name, parameter in self.parameters.items():
@@ -76,11 +74,10 @@ class AllReduce(Sync):
             buffer.copy_(self.over_ranks(buffer))
 
     def gradients(self) -> list[Tensor]:
-        """Returns the buffers."""
         return self.buffers
 
     def _gather(self) -> None:
-        """Takes gradients that somebody has set to None, or to a tensor of their own."""
+        """Copies gradients into the buffers that somebody has set to None or to another tensor."""
         for name, parameter in self.parameters.items():
             view = self._views[name]
             if parameter.grad is None:
@@ -109,7 +106,6 @@ class ExactAllReduce(AllReduce):
         return super().wrap(objective, dist)
 
     def zero(self) -> None:
-        """Begins a step: clears all gradients."""
         super().zero()
         self._branches, self._shards_done = [], 0
 

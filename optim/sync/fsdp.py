@@ -85,7 +85,6 @@ class FSDP(Sync):
         return objective
 
     def zero(self) -> None:
-        """Begins a step: clears all gradients."""
         super().zero()
         for parameter in self._split.values():
             parameter.grad = None
@@ -103,7 +102,6 @@ class FSDP(Sync):
             yield
 
     def share_of(self, name: str, whole: Tensor) -> Tensor:
-        """Returns this rank's rows."""
         owner = self._owner(name)
         if owner is None or whole.shape != owner.shape:
             return whole
@@ -143,7 +141,6 @@ class FSDP(Sync):
             share.grad = torch.zeros_like(share) if grad is None else grad.to_local()
 
     def total_norm(self, norms: Iterable[Tensor]) -> Tensor:
-        """Returns the norm of all ranks' shares."""
         norm = super().total_norm(norms)
         square = norm.double().square()
         with self.dist.waiting():
@@ -207,7 +204,6 @@ class SummingReduceScatter:
         self._reduce = getattr(c10d, "reduce_scatter_single", None) or c10d.reduce_scatter_tensor
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns an uninitialised buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

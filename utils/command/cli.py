@@ -165,8 +165,8 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
 
 
 def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
-    """Returns what the user and other ranks learn of an error; `alone`: no other rank can explain
-    it.
+    """Returns the report of an error for the user and the other ranks; `alone`: no other rank can
+    explain it.
     """
     line = (
         str(error)
@@ -188,12 +188,12 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
 
 
 def _is_collectives(error: BaseException) -> bool:
-    """Returns whether an error may follow from another rank's end, by its type and text."""
+    """Whether the type and text of an error suggest that another rank has ended."""
     return isinstance(error, DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
 def _stopped_at_once(launch: Launch, signum: int, line: str) -> bool:
-    """Says that a signal ends this process at once; returns whether this rank prints it."""
+    """Reports that a signal ends this process at once; returns whether this rank prints it."""
     if (watch := _watch()) is not None:
         if watch.reported or watch.cause:  # launchers end all when one has gone
             return False

@@ -33,7 +33,6 @@ usage: python pretrain.py [experiment=NAME] [GROUP=NAME ...] [KEY=VALUE ...]
 
 
 def is_wanted(arguments: Sequence[str]) -> bool:
-    """Returns whether a command line asks for help."""
     return any(argument in WANTED for argument in arguments)
 
 
@@ -63,7 +62,7 @@ def answer(arguments: Sequence[str]) -> str:
 
 
 def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) -> str:
-    """One key, a section of keys, a group, or the recipes."""
+    """Explains one key, a section of keys, a group, or the recipes."""
     if topic in GROUP_KEYS:
         lines = [f"{topic}={choices.get(topic)}  (the choice here)"]
         for name, file in sorted(_options(topic).items()):

@@ -69,7 +69,6 @@ def find(key: str, target: Any) -> Callable[..., Any]:
 
 
 def parameters_of(config: Any, key: str) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of the target, by name."""
     return inspect.signature(_target_of(plain(config), key)).parameters
 
 

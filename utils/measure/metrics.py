@@ -78,7 +78,6 @@ class Meter:
         return means(names, sums.sum(0))
 
     def clear(self) -> None:
-        """Resets all sums."""
         self._names, self._sums = [], None
 
     def state(self, shards: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
@@ -98,7 +97,6 @@ class Meter:
         return {name: torch.empty(2, dtype=torch.float64, device="meta") for name in saved}
 
     def load(self, saved: Mapping[int, Mapping[str, torch.Tensor]], device: torch.device) -> None:
-        """Restores a saved `state`."""
         self.clear()
         for shard, sums in saved.items():
             if sums:
@@ -120,7 +118,6 @@ class Clock:
         return max(time.perf_counter() - self.start, 1e-9)
 
     def tick(self, examples: int) -> None:
-        """Counts one step and its examples."""
         self.steps += 1
         self.examples += examples
 

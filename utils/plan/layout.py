@@ -63,8 +63,8 @@ class Layout:
 
     @property
     def work(self) -> float:
-        """What a rank computes one after another, as a share of all that a step takes; its cards
-        compute at the same time.
+        """The operations of a step that follow one another, as a share of all: ranks, and the cards
+        of a rank, compute at the same time.
         """
         movable = self.needs.movable
         together = [sum(part.work for part in movable[n :: self.devices]) for n in self._of_rank]

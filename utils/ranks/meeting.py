@@ -198,7 +198,7 @@ def _client(
     host: str, port: int, timeout_s: float, answers_within_s: float = STORE_S
 ) -> c10d.TCPStore:
     """A connection to the store. Made in a thread of its own, which is left behind if whatever
-    listens does not answer: PyTorch would wait for ever.
+    listens does not answer: PyTorch would wait forever.
     """
     made: SimpleQueue[c10d.TCPStore | Exception] = SimpleQueue()
 

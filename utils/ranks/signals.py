@@ -117,7 +117,7 @@ def say(line: str) -> None:
 def end_now(status: int, words: Callable[[], object] = lambda: None) -> NoReturn:
     """End the process from any thread, whatever the main thread does; `words` has two seconds.
 
-    It speaks in a thread of its own, because a terminal or a disk may hold it up for ever.
+    It speaks in a thread of its own, because a terminal or a disk may hold it up forever.
     """
 
     def speak() -> None:

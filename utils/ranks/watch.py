@@ -66,7 +66,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank last said of itself."""
+    """The last that a rank has reported of itself."""
 
     count: int = 0
     entered: int = 0  # waits for others, so far
@@ -120,7 +120,7 @@ class Watch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around everything that blocks on other ranks."""
+        """A context for everything that blocks on other ranks."""
         if threading.get_ident() != self._main:
             yield  # helper threads may wait for as long as they like
             return
@@ -134,7 +134,7 @@ class Watch:
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Around waits of the main thread that may take for ever."""
+        """A context for waits of the main thread that may last forever."""
         self._unhurried = True
         try:
             yield
@@ -158,7 +158,7 @@ class Watch:
         return self.cause
 
     def _run(self) -> None:
-        """Without this thread a rank would wait for ever for others that are gone: if it fails, the
+        """Without this thread a rank would wait forever for others that are gone: if it fails, the
         rank ends.
         """
         try:
@@ -446,7 +446,7 @@ def hang(beats: Sequence[Beat], timeout_s: float) -> str:
 
 
 def lost(ranks: Sequence[int]) -> str:
-    """What the user reads of ranks that are gone."""
+    """The line about ranks that are gone."""
     are = "is" if len(ranks) == 1 else "are"
     return f"{named(ranks)} {are} gone (killed, or its host is down)"
 

@@ -32,7 +32,6 @@ MOST_COMPARED = 6  # runs that are compared tensor by tensor
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m utils.report",
         description="Draws report.html of a run, compares runs, or shows a sweep.",

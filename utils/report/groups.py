@@ -49,7 +49,7 @@ def by_setting(directories: Sequence[Path]) -> Groups:
 
 
 def told_apart(groups: Groups) -> str:
-    """Says whether two settings differ; empty if there are not two, each of several seeds."""
+    """Compares two settings in a sentence; empty unless there are two, each of several seeds."""
     if len(groups) != 2:
         return ""
     settings, metric = [], ""

@@ -41,7 +41,6 @@ lockstep.start();
 
 
 def render(payload: Mapping[str, Any], title: str) -> str:
-    """Returns the page as text."""
     return PAGE.format(
         policy=POLICY,
         title=html.escape(title),

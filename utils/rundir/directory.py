@@ -263,7 +263,7 @@ class RunDirectory:
             self.event("ended", step, state=state, reason=reason)
 
     def lost(self) -> str:
-        """Says on rank 0 why the directory no longer belongs to this run; empty while it does."""
+        """Why the directory no longer belongs to this run, on rank 0; empty while it does."""
         if self._status is None or not (why := self._status.lost()):
             return ""
         return f"checkpoint_path={self.directory}: {why}"
@@ -294,7 +294,7 @@ class RunDirectory:
 
         status.json has the reason, since launchers lose exit statuses. It says `requeue` only if
         this start has done a step, and never for an evaluation: otherwise a scheduler that obeys it
-        would restart a run for ever.
+        would restart a run forever.
         """
         again = signum == signal.SIGUSR1 and step > self._began and not self._evaluates
         what = "to be run again" if again else "stopped"

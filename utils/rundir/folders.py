@@ -109,7 +109,7 @@ def make_another(directory: Path) -> Path:
 
 
 def is_run(directory: Path) -> bool:
-    """Returns whether a run has begun in this folder."""
+    """Whether a run has begun in this folder."""
     try:
         return read_text(directory / CONFIG_FILE).startswith(MARK)
     except (OSError, ValueError):

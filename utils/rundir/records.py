@@ -111,5 +111,4 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    """Returns the events of the run in their order."""
     return read_lines(directory / "events.jsonl", EVENT)

@@ -17,7 +17,7 @@ Row = Mapping[str, float]  # NaN where a number is not finite
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a logger is told about a run when it starts."""
+    """Facts about a run that a logger gets when the run starts."""
 
     directory: Path
     project: str | None
@@ -63,7 +63,7 @@ class Trackio:
         self._run.log(dict(row), step=step)
 
     def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
-        """Sends nothing: the report page has them."""
+        """Does nothing: the report page has them."""
 
     def finish(self, ok: bool) -> None:
         self._run.finish()
@@ -87,7 +87,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
-        """Sends nothing: the report page has them."""
+        """Does nothing: the report page has them."""
 
     def finish(self, ok: bool) -> None:
         self._writer.close()

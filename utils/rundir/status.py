@@ -90,7 +90,6 @@ class Status:
         return f"{what}; put back, it goes on when it is started again"
 
     def close(self) -> None:
-        """Stops writing."""
         with self._lock:
             self._closed.set()
 

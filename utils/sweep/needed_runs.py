@@ -147,7 +147,7 @@ def _is_finished(needed: Config, dist: Dist) -> bool:
 
 
 def _is_of(folder: Path, needed: Config) -> bool:
-    """Returns whether the run in a folder has this configuration; if not, making it says why."""
+    """Whether the run in a folder has this configuration; if not, making it reports why."""
     now, then = needed.plain(), read_config(folder)
     if not then:
         return False

@@ -40,8 +40,8 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
 
 
 def difference(one: Setting, other: Setting, metric: str) -> str:
-    """Says in a sentence whether two settings differ: by a paired t-test if they have the same
-    seeds, else by Welch's; empty if one of them has a single seed.
+    """Compares two settings in a sentence: by a paired t-test if they have the same seeds, else by
+    Welch's; empty if one of them has a single seed.
     """
     if min(len(one.values), len(other.values)) < 2:
         return ""

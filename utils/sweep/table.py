@@ -24,7 +24,7 @@ STATISTICS = ("n", "mean", "low", "high", "best", "worst")
 
 
 class Job(TypedDict):
-    """What the launcher lists of a job."""
+    """A job as the launcher lists it."""
 
     number: int
     overrides: dict[str, str]
@@ -36,7 +36,7 @@ LISTED = TypeAdapter(list[Job])
 
 @dataclass(frozen=True)
 class Result:
-    """What one run has logged, as far as sweeps compare it."""
+    """The part of a run's log that sweeps compare."""
 
     metric: str = ""  # by which it is judged
     lower: bool = False
@@ -65,7 +65,6 @@ def result(directory: Path) -> Result:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Returns whether the folder is that of a sweep."""
     return (folder / JOBS).is_file()
 
 
@@ -176,7 +175,7 @@ def _settings(jobs: Sequence[dict[str, Any]], lower: bool) -> list[dict[str, Any
 
 
 def _difference(settings: Sequence[dict[str, Any]], metric: str) -> str:
-    """Says whether the settings differ, if there are two of several seeds."""
+    """Compares the settings in a sentence, if there are two of several seeds."""
     if len(settings) != 2:
         return ""
     one, other = (Setting(title(row["keys"]), row["values"]) for row in settings)
