@@ -165,7 +165,6 @@ def _first(tasks: list[str], most: int) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     options = Parser("arc", __doc__)
     options.set_defaults(inputs=[])
     options.add_argument(
@@ -186,7 +185,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0, or 2 and one line about what is wrong."""
     return exit_status(lambda: build(parser().parse_args(arguments)))
 
 

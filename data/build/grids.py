@@ -167,7 +167,6 @@ def build(options: argparse.Namespace) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     options = Parser("grids", __doc__)
     for split in SPLITS:
         options.add_argument(
@@ -195,7 +194,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0, or 2 and one line about what is wrong."""
     return exit_status(lambda: build(parser().parse_args(arguments)))
 
 

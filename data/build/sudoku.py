@@ -79,7 +79,6 @@ def build(options: argparse.Namespace) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
     hub = "sapientinc/sudoku-extreme"
     options = puzzle_parser(
         "sudoku", __doc__, hub, type=int, choices=sorted(BOXES), help="generate boards of this size"
@@ -104,7 +103,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0, or 2 and one line about what is wrong."""
     return exit_status(lambda: build(parser().parse_args(arguments)))
 
 

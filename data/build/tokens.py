@@ -220,7 +220,6 @@ def _tokenizer(options: argparse.Namespace, documents: Callable[[], Iterator]) -
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     options = Parser("tokens", __doc__)
     source = options.add_mutually_exclusive_group(required=True)
     source.add_argument(
@@ -257,7 +256,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0, or 2 and one line about what is wrong."""
     return exit_status(lambda: build(parser().parse_args(arguments)))
 
 
