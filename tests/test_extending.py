@@ -41,7 +41,7 @@ TRAINED = {
     "bars": ["data=bars", "arch=cnn", *ADAMW],
     "mine": ["arch=mine", "data=digits", *ADAMW],
     "focal": ["arch=focal", "trial=true", *TINY_GPT[1:], *SHORT],
-    "contrast": ["arch=contrast", "data=digits", "optim=adamw", "micro_batch_size=4", *SHORT],
+    "contrast": ["arch=contrast", "data=digits", "micro_batch_size=4", *ADAMW],
 }
 LOOK_AT_ALL = ["tests/test_layout.py", "tests/optim/test_groups.py"]  # files or choices
 

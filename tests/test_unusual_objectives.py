@@ -140,7 +140,7 @@ def test_a_rank_with_another_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "ranks", "line"),
     [
-        ("mean", 1, "MeanError.forward: the loss of a shard is"),
+        ("mean", 1, "MeanError.forward: the loss of two shards is"),
         # ranks differ, but that is the symptom
         ("drawing", 2, "Drawing.train_batch: draws from the global generator of NumPy"),
         pytest.param("misnamed", 4, "Misnamed.headline=eval/acuracy: not known", marks=slow),

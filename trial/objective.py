@@ -1,4 +1,5 @@
-"""Tries the objective of a new run before its first step, on a few rows: twice, and in halves.
+"""Tries the objective of a new run before its first step, on a few rows of two shards: together,
+again, and one by one.
 
 docs/your-own-code.md shows each law with its line, and says what `utils/prove` finds beyond.
 """
@@ -7,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from contract import Batch, Context, Noise, Objective, StepOut
+from contract import Batch, Context, Objective, StepOut
 from models.objective import statistics_of, tables_of
 from trial.batch import TriedBatch, check_metrics
 from trial.generators import untouched
@@ -20,74 +21,49 @@ from utils.carries import flatten
 from utils.errors import ConfigError, full_name, kind_of
 from utils.transfer import wide
 
-# how far the loss of a shard may be from the sum of its halves, as a share of their magnitudes
+# how far the loss of two shards may be from their sum one by one, as a share of their magnitudes
 ROUNDING, HALF_PRECISION = 1e-3, 0.05
 # the same of the norm of a gradient or a carry, and of a gradient that is nearly 0 beside others
 NORM, NORM_IN_HALF, NEARLY_0 = 1e-3, 0.3, 1e-2
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-TRIED = 4  # rows of a shard: a trial of a large net must not take longer than its steps
-MakeBatch = Callable[[Sequence[int]], tuple[Batch, Context]]
+TRIED = 2  # rows of each shard: a trial of a large net must not take longer than its steps
+Part = tuple[Batch, Context]  # what the first step would see of some shards
 
 
-@dataclass(frozen=True)
-class NoiseOfRows(Noise):
-    """The random numbers that some rows of a batch get as part of the whole batch."""
-
-    first: int = 0
-    rows: int = 0
-    whole: int = 0  # rows of the whole batch
-
-    def _bits(self, stream: str, shape: Sequence[int], rows: Tensor | None = None) -> Tensor:
-        if shape[0] % self.rows:  # drawn by shard, not by row
-            return super()._bits(stream, shape, rows)
-        each = shape[0] // self.rows
-        whole, start = (each * self.whole, *shape[1:]), each * self.first
-        if rows is not None:
-            return super()._bits(stream, whole, rows + start)
-        return super()._bits(stream, whole)[start : start + shape[0]]
-
-
-def try_objective(objective: Objective, make_batch: MakeBatch, shards: int, owned: range) -> None:
+def try_objective(
+    objective: Objective, make_batch: Callable[[Sequence[int]], Part], shards: int, owned: range
+) -> None:
     """Raises ConfigError for the first law that the objective breaks.
 
     Called on every rank before the first step of a new run. Each rank tries a few rows of a shard
-    of its own. Changes nothing, but that the objective is in training mode from now on.
+    of its own and of the next. Changes nothing, but that the objective is in training mode from
+    now on.
     """
-    batch, ctx = make_batch(owned[:1])
-    if len(next(iter(batch.values()))) == 1:  # cannot be halved
-        if shards == 1:
-            return
-        batch, ctx = make_batch([owned[0], (owned[0] + 1) % shards])
+    tried = [owned[0], (owned[0] + 1) % shards][:shards]
+    batch, ctx = make_batch(tried)
+    rows = {name: value.unflatten(0, (len(tried), -1))[:, :TRIED] for name, value in batch.items()}
+    parts = [_part(objective, rows, ctx, slice(0, len(tried)))]
+    if len(tried) == 2:  # a single shard is never seen in parts
+        parts += [_part(objective, rows, ctx, slice(i, i + 1)) for i in range(2)]
     try:
-        # compiling for halves of a shard would take longer than the trial
+        # compiling for parts of a batch would take longer than the trial
         with torch.compiler.set_stance("force_eager"):
-            _try(objective, batch, ctx)
+            _try(objective, parts)
     finally:
         for table in tables_of(objective).values():
             table.take_row_grads()
 
 
-def _try(objective: Objective, batch: Batch, ctx: Context) -> None:
-    where = f"{full_name(objective)}.forward"
+def _try(objective: Objective, parts: Sequence[Part]) -> None:
+    """Tries two shards together, the first of the parts, and one by one, the others if any."""
+    where, device = f"{full_name(objective)}.forward", parts[0][1].noise.device
     objective.train()  # as it will train: parts that were built in evaluation mode included
     before, buffers = _prints(objective), dict(objective.named_buffers())
-    rows = min(TRIED, len(next(iter(batch.values()))))
-    slices = slice(0, rows), slice(0, rows // 2), slice(rows // 2, rows)
-    parts = [_rows_of(batch, ctx, each, where) for each in slices]
     instead = "ctx.noise, dropout from contract.Dropout; set that of a pretrained net to 0"
-    with untouched(where, instead, ctx.noise.device):
+    with untouched(where, instead, device):
         with torch.no_grad():
-            totals, *of_halves = (_statistics(objective, part) for part in parts)
-        for name, value in totals.items():
-            what = f"{full_name(objective)}.statistics: {name}"
-            halves = [half[name] for half in of_halves]
-            if value.shape != halves[0].shape:
-                raise ConfigError(
-                    f"{what} has shape {list(value.shape)} for {rows} rows, but"
-                    f" {list(halves[0].shape)} for half of them; return a sum over rows, or give"
-                    " trial=false if every row has its own place in it"
-                )
-            _check_sum(what, value, halves)
+            totals, *of_each = (_statistics(objective, part) for part in parts)
+        _check_statistics(f"{full_name(objective)}.statistics", totals, of_each)
         again = _forward(objective, parts[0], totals)
         outs, gradients = [], []
         for part in parts:
@@ -109,13 +85,30 @@ def _try(objective: Objective, batch: Batch, ctx: Context) -> None:
                 " shards; leave that to an optimizer, whose step all ranks take alike"
             )
     _check_repeats(where, outs[0], again)
+    if len(parts) == 1:
+        return
     in_half = objective.dtype in (torch.bfloat16, torch.float16)
     rounding, of_norm = (HALF_PRECISION, NORM_IN_HALF) if in_half else (ROUNDING, NORM)
     for what in ("loss", "weight"):
-        whole, *in_halves = (torch.as_tensor(getattr(out, what)).detach() for out in outs)
-        _check_sum(f"{where}: the {what}", whole, in_halves, rounding)
+        whole, *of_shards = (torch.as_tensor(getattr(out, what)).detach() for out in outs)
+        _check_sum(f"{where}: the {what}", whole, of_shards, rounding)
     _check_gradients(where, gradients, of_norm)
     _check_carries(where, outs, of_norm)
+
+
+def _check_statistics(
+    where: str, totals: Mapping[str, Tensor], of_each: Sequence[Mapping[str, Tensor]]
+) -> None:
+    for name, value in totals.items():
+        sums = [of_one[name] for of_one in of_each]
+        if any(value.shape != of_one.shape for of_one in sums):
+            raise ConfigError(
+                f"{where}: {name} has shape {list(value.shape)} for two shards, but"
+                f" {list(sums[0].shape)} for one; return a sum over rows, or put the rows of each"
+                " shard of ctx.noise.shards in a place of their own"
+            )
+        if sums:
+            _check_sum(f"{where}: {name}", value, sums)
 
 
 def _gradients(objective: Objective, loss: Tensor) -> dict[str, Tensor]:
@@ -130,33 +123,33 @@ def _gradients(objective: Objective, loss: Tensor) -> dict[str, Tensor]:
 
 
 def _check_gradients(where: str, gradients: Sequence[Mapping[str, Tensor]], share: float) -> None:
-    """Refuses a gradient that is not the sum of those of the halves: hooks see whole batches."""
-    whole, *halves = gradients
+    """Refuses a gradient that is not the sum of those of the shards: hooks see whole batches."""
+    whole, *of_each = gradients
     gaps, sizes = dict[str, float](), dict[str, float]()
     for name, gradient in whole.items():
-        of_halves = [half.get(name, torch.zeros_like(gradient)) for half in halves]
-        gaps[name] = float(wide(gradient - of_halves[0] - of_halves[1]).norm())
-        sizes[name] = sum(float(wide(each).norm()) for each in (gradient, *of_halves)) / 2
+        one, other = (of_one.get(name, torch.zeros_like(gradient)) for of_one in of_each)
+        gaps[name] = float(wide(gradient - one - other).norm())
+        sizes[name] = sum(float(wide(each).norm()) for each in (gradient, one, other)) / 2
     largest = max(sizes.values(), default=0.0)
     for name, gap in gaps.items():
         if gap > share * max(sizes[name], NEARLY_0 * largest):  # NaN is for `on_nonfinite` to judge
             raise ConfigError(
-                f"{where}: the gradient of {name} over a shard is not the sum over its two halves;"
-                " let no hook, norm or clipping in the net see the rows of a batch together"
+                f"{where}: the gradient of {name} over two shards is not the sum over each; let no"
+                " hook, norm or clipping in the net see the rows of a batch together"
             )
 
 
 def _check_carries(where: str, outs: Sequence[StepOut], share: float) -> None:
     """Refuses a carry in which a row's part depends on the other rows."""
-    whole, *halves = (flatten(out.carry) for out in outs)
+    whole, *of_each = (flatten(out.carry) for out in outs)
     for name, tensor in whole.items():
-        of_halves = [half[name] for half in halves if name in half]
-        if tensor.ndim == 0 or sum(len(half) for half in of_halves) != len(tensor):
+        parts = [carry[name] for carry in of_each if name in carry]
+        if tensor.ndim == 0 or sum(len(part) for part in parts) != len(tensor):
             raise ConfigError(
                 f"{where}: carry {name} has shape {[*tensor.shape]}, but its first dimension must"
                 " be the example, with the same names for every batch"
             )
-        gap = (wide(tensor) - wide(torch.cat(of_halves))).norm()
+        gap = (wide(tensor) - wide(torch.cat(parts))).norm()
         if gap > share * wide(tensor).norm():
             raise ConfigError(
                 f"{where}: carry {name} of a row depends on the other rows of the batch; compute"
@@ -209,25 +202,20 @@ def _results(where: str, out: StepOut) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in named.items()}
 
 
-def _rows_of(batch: Batch, ctx: Context, rows: slice, reader: str) -> tuple[Batch, Context]:
-    whole, noise = len(next(iter(batch.values()))), ctx.noise
-    part = NoiseOfRows(
-        noise.seed, noise.step, noise.shards, noise.device,
-        first=rows.start, rows=rows.stop - rows.start, whole=whole,
-    )  # fmt: skip
-    some = {name: value[rows] for name, value in batch.items()}
-    tried = TriedBatch(some, "a training batch", reader, "train_batch")
-    return tried, replace(ctx, noise=part)
+def _part(objective: Objective, by_shard: Batch, ctx: Context, shards: slice) -> Part:
+    """Returns the rows of some shards, with their random numbers."""
+    some = {name: value[shards].flatten(0, 1) for name, value in by_shard.items()}
+    reader = f"{full_name(objective)}.forward"
+    batch = TriedBatch(some, "a training batch", reader, "train_batch")
+    return batch, replace(ctx, noise=replace(ctx.noise, shards=ctx.noise.shards[shards]))
 
 
-def _statistics(objective: Objective, part: tuple[Batch, Context]) -> dict[str, Tensor]:
+def _statistics(objective: Objective, part: Part) -> dict[str, Tensor]:
     batch, ctx = part
     return statistics_of(objective, batch, objective.initial_carry(batch), ctx)
 
 
-def _forward(
-    objective: Objective, part: tuple[Batch, Context], totals: Mapping[str, Tensor]
-) -> StepOut:
+def _forward(objective: Objective, part: Part, totals: Mapping[str, Tensor]) -> StepOut:
     batch, ctx = part
     carry = objective.initial_carry(batch)
     out = objective(batch, carry, replace(ctx, totals=totals))
@@ -255,6 +243,7 @@ def _check_sum(what: str, whole: Tensor, parts: Sequence[Tensor], share: float =
         here, there = (float(value.flatten()[worst]) for value in (whole, total))
         if math.isfinite(here) and math.isfinite(there):
             raise ConfigError(
-                f"{what} of a shard is {here:.6g}, but {there:.6g} over its two halves; return the"
-                " sum over examples, neither a mean nor what depends on the other rows of a batch"
+                f"{what} of two shards is {here:.6g} together, but {there:.6g} one by one; return"
+                " the sum over examples, neither a mean nor what depends on the rows of other"
+                " shards"
             )
