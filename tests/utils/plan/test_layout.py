@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
-from utils.plan.cards import GIB, Cards, cards_named
+from utils.plan.cards import GIB, Cards, cards_named, cards_of
 from utils.plan.layout import best, layouts
 from utils.plan.needs import Movable, Needs
 from utils.plan.settle import table
@@ -114,3 +118,12 @@ def test_weights_that_are_split_leave_room() -> None:
 def test_cards_are_written_as_a_number_and_gibibytes() -> None:
     assert cards_named("2x80") == gpus(2, 80)
     assert cards_named("4.5") == gpus(1, 4.5)
+
+
+def test_the_smallest_stands_for_all_and_hosts_are_shared() -> None:
+    ranks = [(24, "a", "host 0", 2), (80, "b", "host 1", 1), (80, "b", "host 1", 1)]
+    every = [json.dumps((size * GIB, *more)) for size, *more in ranks]
+    dist: Any = SimpleNamespace(device=torch.device("cpu"), all_gather_text=lambda _: every)
+    assert cards_of(dist) == Cards(3, 24 * GIB, "a", is_gpu=False)
+    every.pop(0)
+    assert cards_of(dist) == Cards(2, 40 * GIB, "b", is_gpu=False)
