@@ -23,7 +23,7 @@ def open_array(path: Path, dimensions: int) -> np.ndarray:
     """Maps a file's array of whole numbers. Raises ValueError if it holds something else, OSError
     if it cannot be read.
     """
-    open_plain(path).close()  # np.load would wait forever for what is no file
+    open_plain(path).close()  # np.load would wait forever for a pipe
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except EOFError as error:
@@ -41,6 +41,7 @@ def content_hash(parts: Mapping[str, Path | np.ndarray]) -> str:
     """Hashes files or arrays with their names and sizes: all of their bytes up to HASHED, or blocks
     at even distances from the start of each. Raises OSError if a file cannot be read.
     """
+    # a large dataset is sampled: hashing all of it would delay each start
     total = sum(
         part.stat().st_size if isinstance(part, Path) else part.nbytes for part in parts.values()
     )

@@ -40,6 +40,7 @@ class Order:
 
     def visits(self, start: int, stop: int) -> np.ndarray:
         """Returns the numbers visited at positions start … stop - 1."""
+        # a step may reach from one block into the next
         size = self._epochs_per_block * self.items
         blocks, pieces = {}, []
         for number in range(start // size, (stop - 1) // size + 1):
@@ -52,6 +53,7 @@ class Order:
         return np.concatenate(pieces, dtype=np.int64)
 
     def _draw(self, block: int) -> np.ndarray:
+        # whole epochs at once, each in another order; with groups, a member is drawn for each visit
         rng = generator(self._seed, "order", block)
         numbers = np.arange(self.items, dtype=np.int32 if self.items < 1 << 31 else np.int64)
         epochs = np.tile(numbers, (self._epochs_per_block, 1))
@@ -87,7 +89,6 @@ class UniformSteps:
         return start, start + self._width
 
     def ends_iteration(self, done: int) -> bool:
-        """Returns whether an iteration ends after so many steps."""
         return self._steps is not None and done > 0 and done % self._steps == 0
 
 
@@ -129,6 +130,7 @@ class RaggedSteps:
         return self._ends[1] / scanned
 
     def span(self, step: int) -> tuple[int, int]:
+        # scan as far as this step, then find its iteration among those scanned
         while self._ends[-1] <= step:
             self._scan_next()
         iteration = bisect_right(self._ends, step) - 1
@@ -145,6 +147,7 @@ class RaggedSteps:
 
     def _scan_next(self) -> None:
         items = self._order.items
+        # an endless iteration goes on from its last step; others begin with a new epoch
         if self._cuts and self._endless:
             begin = int(self._cuts[-1][-1])
         else:
@@ -167,6 +170,7 @@ class RaggedSteps:
                 cuts.append(position + stop)
                 opened = int(before[stop])
             filled = int(before[-1]) - opened
+        # not a single step was filled, and never would be
         if len(cuts) == 1:
             raise too_small(self._batch, filled, self._interval)
         self._cuts.append(np.array(cuts))
@@ -182,6 +186,7 @@ def cut_steps(
     """Cuts an order into steps of `batch` examples. `sizes` has the number of examples of each
     number that may be visited.
     """
+    # where all have one size, positions can be computed, without any scan
     size = int(sizes[0])
     if (sizes == size).all():
         return cut_evenly(order.items, batch, epochs, eval_interval, size)
@@ -204,6 +209,7 @@ def _interval(batch: int, epochs: int | None, eval_interval: int | None) -> int 
     """Returns the epochs in an iteration, or None if it is endless."""
     interval = epochs if eval_interval is None else eval_interval
     if epochs is not None and interval is not None and epochs % interval:
+        # both ways out: the next smaller interval that fits, or a few more epochs
         divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
         larger = epochs + interval - epochs % interval
         raise ConfigError(
@@ -289,6 +295,7 @@ class DrawnSource(Source):
         raise NotImplementedError
 
     def train_batch(self, step: int, shard: int) -> Arrays:
+        # the whole batch is drawn once, of which each shard gets its rows
         if self._drawn is None or self._drawn[0] != step:
             rng = generator(self._run.seed, self._stream, step)
             self._drawn = step, self.draw(self._run.global_batch_size, rng)

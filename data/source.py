@@ -52,13 +52,15 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
         raise ConfigError(
             f"{where}: returns {kind_of(batch)}; return a dict of arrays, such as inputs and labels"
         )
+    # whatever NumPy can turn into numbers is welcome: lists, tensors, arrays
     arrays: Arrays = {}
     for name, value in batch.items():
         try:
             arrays[name] = array = np.asarray(value)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{where}: {name} makes no array; return numbers, in rows padded to one length"
+                f"{where}: {name} cannot become an array; return numbers, in rows padded to one"
+                " length"
             ) from None
         if array.dtype.kind not in "biufc":
             what = array.dtype.type.__name__.strip("_")
@@ -66,7 +68,7 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
                 f"{where}: {name} holds {what}, not numbers; encode it, or leave it out"
             )
         if not array.ndim:
-            raise ConfigError(f"{where}: {name} is one number; give every example a row of its own")
+            raise ConfigError(f"{where}: {name} is one number; give every example its own row")
         rows = len(array) if rows is None else rows
         if len(array) != rows:
             raise ConfigError(

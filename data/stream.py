@@ -87,6 +87,7 @@ class ShardStream(IterableDataset):
         shards = sum(len(group) for group in self._shard_groups)
         micro_batches: list[Batch] = [{} for _ in self._shard_groups]
         for name, tensor in batch.items():
+            # every shard has as many rows, so a group's rows follow from how many shards it has
             sizes = [len(tensor) // shards * len(group) for group in self._shard_groups]
             for micro_batch, rows in zip(micro_batches, tensor.split(sizes), strict=True):
                 # cloned: a tensor's alignment may decide in which order a CPU kernel adds (pinned
@@ -100,6 +101,7 @@ def read_shards(source: Source, step: int, shards: Sequence[int]) -> Batch:
     are alike.
     """
     where = f"{full_name(source)}.train_batch"
+    # shards may be on different ranks, which must all compute batches of one shape
     pieces = [check_batch(where, source.train_batch(step, shard)) for shard in shards]
     first = {name: array.shape for name, array in pieces[0].items()}
     for shard, piece in zip(shards, pieces, strict=True):
@@ -129,6 +131,8 @@ def naming_step(noise: Noise, batch: Batch) -> Iterator[None]:
     except IndexError as error:
         if not re.match(r"Target .* out of bounds|index out of range in self", str(error)):
             raise
+        # PyTorch names neither the tensor nor the example: the range of each one's numbers shows
+        # what is wrong
         held = []
         for name, rows in batch.items():
             if not rows.is_floating_point():

@@ -65,6 +65,7 @@ class Bytes:
         from tokenizers import Tokenizer as Library
         from tokenizers import decoders, models, pre_tokenizers
 
+        # a BPE without merges: each byte stays its own token
         library = Library(models.BPE({_letter(byte): byte for byte in range(256)}, []))
         library.add_special_tokens([BEGINS[0]])
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -89,14 +90,16 @@ class FromFile:
             self._library: Any = Library.from_str(self.content.decode())
         except Exception as error:  # the library's errors are plain Exceptions
             raise ConfigError(
-                f"{key}: {path} is no tokenizer ({brief(error)}); give a tokenizer.json that"
+                f"{key}: {path} is not a tokenizer ({brief(error)}); give a tokenizer.json that"
                 " `tokenizers` wrote"
             ) from None
+        # ids may have gaps, and added tokens lie beyond the model's vocabulary
         self.vocab_size = 1 + max(
             self._library.get_vocab(with_added_tokens=True).values(), default=-1
         )
         if begin is not None and self._library.token_to_id(begin) is None:
             raise ConfigError(f"{key}: {path} has no token {brief(begin)}; give one that it has")
+        # which token begins a document: the user's, or the first usual name that there is
         numbers = map(self._library.token_to_id, BEGINS if begin is None else (begin,))
         self.begin: int | None = next((number for number in numbers if number is not None), None)
         if self.begin is not None:  # some files list it among their plain tokens
@@ -181,6 +184,7 @@ def train_bpe(texts: Iterator[str], size: int, most: int) -> str:
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
+    # a corpus may be endless, but a part of it is enough to learn from
     def first() -> Iterator[str]:
         left = most
         for text in texts:
@@ -192,6 +196,7 @@ def train_bpe(texts: Iterator[str], size: int, most: int) -> str:
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
+    # all 256 bytes are tokens from the start, so that any text can be encoded
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[BEGINS[0]],

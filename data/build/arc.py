@@ -55,6 +55,8 @@ def build(options: argparse.Namespace) -> str:
             " _challenges.json"
         )
     with new_folder(options.output_dir) as folder:
+        # augmentations first: ids count the puzzles that are made, which may be fewer than asked
+        # for
         tasks = read_tasks(options.inputs)
         groups = []  # the puzzles of each task
         with progress(len(tasks), "task") as bar:
@@ -63,6 +65,7 @@ def build(options: argparse.Namespace) -> str:
                 bar.update()
         splits = make_splits(groups)
         write_puzzles(folder, splits, names(groups))
+        # the tasks as they are, by which other tools score a submission
         tested = {
             task.name: {"train": _plain(task.shown), "test": _plain(task.asked)}
             for task in tasks
@@ -74,6 +77,7 @@ def build(options: argparse.Namespace) -> str:
     )
     puzzles = f"{sum(map(len, groups)):,} puzzles of {len(tasks)} tasks"
     lines = [f"{options.output_dir}: {sizes}, {puzzles}"]
+    # what a user should know: tasks too simple for so many augmentations, and leaks from the test
     if fewer := [group for group in groups if len(group) <= options.num_aug]:
         least = min(fewer, key=len)
         lines.append(
@@ -99,6 +103,7 @@ def make_splits(groups: list[Variants]) -> dict[str, PuzzleSplit]:
         raise ConfigError(
             f"--num-aug: makes {ids[-1]:,} puzzles, more than {MOST_IDS:,}; give a smaller one"
         )
+    # nobody predicts padding, so its token is also the label to ignore
     metadata = Metadata(
         pad_id=PAD,
         ignore_label_id=PAD,
@@ -118,6 +123,7 @@ def make_splits(groups: list[Variants]) -> dict[str, PuzzleSplit]:
 def _split(split: str, metadata: Metadata, numbered: Sequence[tuple[Variants, int]]) -> PuzzleSplit:
     """Describes a split of groups, given with the ids of their first puzzles."""
     training = split == "train"
+    # only sizes are needed here, and known before any row is made
     groups = [group for group, _ in numbered]
     sizes = [len(group) for group in groups]
     tasks = [group.task for group in groups]

@@ -51,6 +51,7 @@ def augmented(task: Task, num_aug: int, seed: int) -> Variants:
     colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(symmetry), 1))
     symmetry[1:] = rng.integers(len(SYMMETRIES), size=TRIES * num_aug)
     colours[1:, 1:] = rng.permuted(colours[1:, 1:], axis=1)  # black stays
+    # an augmentation counts only if no earlier one makes the same puzzle, by a hash of its tokens
     for turn, colour_map, table in zip(symmetry, colours, token_tables(colours), strict=True):
         found.setdefault(sha256(table[contents[turn]]).digest(), (turn, colour_map))
         if len(found) > num_aug:
@@ -64,6 +65,7 @@ def shifts(pairs: list[Pair], symmetry: np.ndarray, rng: np.random.Generator) ->
     of each puzzle stays.
     """
     sizes = np.array([np.maximum(grid.shape, answer.shape) for grid, answer in pairs])
+    # input and answer move together, so that both stay on the canvas
     room = SIDE + 1 - np.where(SWAPS[symmetry][:, None, None], sizes[:, ::-1], sizes)
     shift = (rng.random(room.shape) * room).astype(np.uint8)
     shift[np.arange(len(symmetry)), rng.integers(len(pairs), size=len(symmetry))] = 0
@@ -78,6 +80,7 @@ def rows(group: Variants, side: int, training: bool) -> Iterator[np.ndarray]:
     tables = token_tables(group.colours)
     # what is tested stays in its corner
     shift = group.shift if training else np.zeros((len(group), len(grids), 2), np.uint8)
+    # puzzles with the same symmetry share their turned grids: each is looked up once, for all
     together = max(1, ROWS_AT_ONCE // len(grids))
     for first in range(0, len(group), together):
         symmetry = group.symmetry[first : first + together]

@@ -90,6 +90,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def write_puzzles(folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str]) -> None:
     """Writes the splits of a dataset, and what each puzzle id stands for."""
+    # one file for each array, as HRM's and TRM's loaders expect
     (folder / IDENTIFIERS).write_text(json.dumps(identifiers))
     for split_name, split in splits.items():
         (folder / split_name).mkdir()

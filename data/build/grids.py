@@ -1,4 +1,4 @@
-"""Build a dataset of a task of one's own: a JSON line {"input": GRID, "output": GRID} for each
+"""Build a dataset for your own task: a JSON line {"input": GRID, "output": GRID} for each
 example. Grids are lists of rows of numbers from 0 to 249, of any shapes up to 30x30.
 
 python -m data.build.grids --train train.jsonl --test test.jsonl --output-dir data/mine
@@ -75,6 +75,7 @@ def rows_of(pairs: list[Example], task: Task, turns: int, tables: np.ndarray) ->
     """Returns inputs and answers (2, images * pairs, cells) of a puzzle's images, one after the
     other: under so many symmetries, and under the symbol maps of each.
     """
+    # all images at once: the turned grids, and each under every map of symbols
     turned = np.array([[task.images(pair[side])[:turns] for side in SIDES] for pair in pairs])
     mapped = tables[:, turned]  # (maps, pairs, 2, turns, cells)
     return mapped.transpose(2, 3, 0, 1, 4).reshape(2, -1, turned.shape[-1])
@@ -92,6 +93,7 @@ def make_split(
     split: str, metadata: Metadata, puzzles: Puzzles, ids: Mapping[str, int], rows: list[np.ndarray]
 ) -> PuzzleSplit:
     """Makes a group of the images of each puzzle, given with its first id and its rows."""
+    # every puzzle has as many images as the first, whose rows tell how many
     pairs = np.array([len(part) for part in puzzles.values()])
     copies = rows[0].shape[1] // pairs[0]
     if BLANK in ids:
@@ -114,19 +116,22 @@ def build(options: argparse.Namespace) -> str:
     if bool(options.num_aug) != bool(options.permute):
         raise ConfigError("--num-aug, --permute: mean nothing alone; give both or neither")
     with new_folder(options.output_dir) as folder:
+        # the first training line decides whether puzzles have names
         lines = {split: read(path) for split in SPLITS if (path := getattr(options, split))}
         named = "puzzle" in next(iter(lines["train"].values()))
         puzzles: dict[str, Puzzles] = {}
         for split in lines:
             puzzles[split] = by_puzzle(lines[split], puzzles.get("train"), named)
 
-        # every image of a named puzzle is a puzzle with an id of its own
+        # every image of a named puzzle is a puzzle with its own id
         turns, num_aug = len(SYMMETRIES) if options.augment else 1, options.num_aug
         copies = turns * (1 + num_aug)
         ids = {BLANK: 0}
         if named:
             ids = {name: 1 + copies * number for number, name in enumerate(puzzles["train"])}
 
+        # the canvas and the vocabulary must hold all splits, and turned grids where rows become
+        # columns
         examples = [example for part in lines.values() for example in part.values()]
         grids = [pair[side] for pair in examples for side in SIDES]
         shapes = {(len(grid), len(grid[0])) for grid in grids}
@@ -143,6 +148,7 @@ def build(options: argparse.Namespace) -> str:
             sets=("all",),
         )
 
+        # images are made for the training split alone: evaluations ask the puzzles as they are
         rng, splits = np.random.default_rng(options.seed), {}
         for split, part in puzzles.items():
             rows = [
@@ -158,6 +164,7 @@ def build(options: argparse.Namespace) -> str:
         ]
         write_puzzles(folder, splits, [BLANK, *names])
         (folder / GRIDS).write_text(json.dumps(asdict(task)))
+    # what was made, and which test puzzles are also in the training set
     kept = {split: {*map(str, part.values())} for split, part in lines.items()}
     examples_of = {split: len(made.sets["all"].inputs) for split, made in splits.items()}
     trained = f"{examples_of.pop('train')} training examples of {len(puzzles['train'])} puzzles"

@@ -47,12 +47,12 @@ IMAGES = 8  # turns and reflections of a square
 
 
 def fits(cells: int) -> bool:
-    """Returns whether a maze may have this many cells."""
     return cells > 1 and is_square(cells)
 
 
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
     """Turns rows into tokens. An error names the line."""
+    # cells first, then ends, then the path: each check relies on those before it
     lines, questions, answers = collect(file, rows, min_difficulty, fits, "a square number")
     inputs = tokens_of("maze", questions)
     labels = tokens_of("maze", answers)
@@ -83,6 +83,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
     side = options.size
     counts = generated_counts(options)
     wanted = sum(counts.values())
+    # as long as the published mazes' paths, for their size
     usual = side * 10 // 3 + 1 if options.unique else round(side * 11 / 3)
     min_path = usual if options.min_path is None else options.min_path
     drawn = generate_unique if options.unique else generate
@@ -107,6 +108,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
                     " so long; ask for less"
                 )
+    # splits in the order in which mazes were found, which is random
     ends = np.cumsum([*counts.values()])
     parts = [
         np.split(np.stack(part), ends[:-1]) for part in zip(*[*kept.values()][:wanted], strict=True)

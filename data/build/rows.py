@@ -37,6 +37,7 @@ def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
             file = Path(options.input_dir) / f"{split}.csv"
             rows = str(file), read_csv(file)
         boards |= subsample(split, parse(*rows, options.min_difficulty), options)
+    # one net answers both splits, so boards have one size
     cells, test_cells = (boards[split][0].shape[1] for split in SPLITS)
     if cells != test_cells:
         raise ConfigError(
@@ -75,7 +76,6 @@ def leaks(puzzles: Mapping[str, set[Any]]) -> str:
 
 
 def read_csv(path: Path) -> Iterator[Row]:
-    """Yields the rows of a CSV file."""
     if not os.path.exists(path):
         raise ConfigError(
             f"--input-dir {path.parent}: no {path.name} there; give a folder that holds train.csv"
@@ -165,11 +165,13 @@ def subsample(split: str, boards: Boards, options: argparse.Namespace) -> dict[s
     """Chooses as many boards of a split as the options say, by default all; and of the other
     training boards those that are held out for validation.
     """
+    # without options, all boards in their order; otherwise a random choice by the seed
     puzzles, answers = boards
     held_out: int = options.validation if split == "train" else 0
     wanted: int | None = getattr(options, split)
     if wanted is None and not held_out:
         return {split: boards}
+    # training and validation boards must not overlap
     left = len(puzzles) - held_out
     wanted = max(left, 1) if wanted is None else wanted
     if wanted > left:

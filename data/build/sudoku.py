@@ -43,10 +43,11 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     # a character that stands for nothing is token 0
     inputs = tokens_of("sudoku", questions)
     labels = tokens_of("sudoku", answers)
+    # the answer must be a solved board that keeps every digit of its question
     size = SIZES[inputs.shape[1]]
     in_range = (np.minimum(inputs, labels) > 0) & (np.maximum(inputs, labels) <= size + BLANK)
     check(file, lines, in_range.all(1), f"has characters other than 1 to {DIGITS[size]}, 0 and .")
-    check(file, lines, is_solved(labels - BLANK, size), "has an answer that is no solved board")
+    check(file, lines, is_solved(labels - BLANK, size), "has an answer that is not a solved board")
     kept = (inputs == BLANK) | (inputs == labels)
     check(file, lines, kept.all(1), "has an answer that contradicts its question")
     return inputs - BLANK, labels - BLANK

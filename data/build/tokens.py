@@ -128,6 +128,7 @@ def write_tokens(
     """Writes the tokens of both splits. Returns the tokens in each file, the bytes of the text, and
     whether its tokens stand for as many. `total` is the size of the input, if it is known.
     """
+    # as few bytes as the vocabulary needs, in files that are written as they fill
     sizes = np.array(tokenizer.token_bytes)
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     writers = {split: TokenWriter(folder, split, dtype) for split in SPLITS}
@@ -138,6 +139,7 @@ def write_tokens(
         for batch in batches_of(documents):
             pieces: dict[str, list] = {split: [] for split in SPLITS}
             encoded = tokenizer.encode([text for _, text, _ in batch])
+            # a begin token before each document, by which packing finds it again
             for (split, text, size), ids in zip(batch, encoded, strict=True):
                 if text:
                     pieces[split] += [begin, ids]
@@ -170,6 +172,7 @@ def build(options: argparse.Namespace) -> str:
         texts = Documents(HubTexts("--hub ", options.hub, options.split, options.field))
         return ((text, len(text)) for text in texts if text)
 
+    # a first pass over the documents: in a small corpus the share could hold out none
     share = options.val_share
     if share and not single:
         share = share_of(read(), share)
@@ -178,6 +181,8 @@ def build(options: argparse.Namespace) -> str:
         return split_documents(read(), share, single)
 
     with new_folder(options.output_dir) as folder:
+        # one or two further passes, to train a tokenizer and to write tokens: no corpus has to fit
+        # in memory
         tokenizer = _tokenizer(options, documents)
         total = sum(path.stat().st_size for path in paths)
         files, text_bytes, exact = write_tokens(folder, tokenizer, documents(), total)
@@ -197,6 +202,7 @@ def build(options: argparse.Namespace) -> str:
         (folder / "dataset.json").write_text(json.dumps(description) + "\n")
         if isinstance(tokenizer, FromFile):
             (folder / "tokenizer.json").write_bytes(tokenizer.content)
+    # what was made, and what a user might not expect of it
     train, val = (sum(files[split].values()) for split in SPLITS)
     note = "" if exact else "; this tokenizer changes the text, so there will be no bits per byte"
     if share > options.val_share:

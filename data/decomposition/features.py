@@ -73,6 +73,7 @@ class FeatureSource(DrawnSource):
 
     def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
         keys = self._keys
+        # two draws for each feature: whether it is active, and its value
         chance, share = rng.random((2, rows, keys.num_features), dtype=np.float32)
         values = share * np.float32(keys.high - keys.low) + np.float32(keys.low)
         return {"inputs": np.where(chance < keys.probability, values, np.float32(0))}

@@ -50,6 +50,7 @@ class InductionSource(DrawnSource):
                 f" M fit into data.seq_len={keys.seq_len}"
             )
         self._seq_len, self._marker = keys.seq_len, keys.vocab_size + 1
+        # held-out texts come from another stream than those of training, and belong to the seed
         texts = self.draw(keys.held_out, generator(run.seed, "held out"))
         labels = np.zeros_like(texts["inputs"])  # all positions count
         self._eval_sets = {"induction": Examples(texts | {"labels": labels})}

@@ -38,6 +38,7 @@ class Confusion:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
+        # recall by class for the log, the whole table for the page
         table = rows["counts"].sum(0).tolist()
         names = [str(label) for label in range(self._classes)]
         return Report(
@@ -72,6 +73,7 @@ class Mistakes:
         outputs, missing = prediction.outputs, SHOWN - len(self._mistakes)
         if not missing or not {"answer", "logits"} <= outputs.keys():
             return
+        # for each mistake, the image and how sure the net was of its answer
         labels = batch["labels"][: len(indices)].cpu()
         answers = outputs["answer"][: len(indices)].cpu()
         for row in ((answers != labels) & (labels != IGNORE)).nonzero().flatten()[:missing]:
@@ -97,6 +99,7 @@ class Mistakes:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
+        # by index, so that the same images are shown whichever rank met them
         items = [
             {
                 "pixels": levels((rows["image"][row].double() / 255).flatten().tolist()),

@@ -26,6 +26,7 @@ class PackedWindows:
         assert corpus.begin is not None
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
         files, starts, lengths = [], [], []
+        # every document of every file, cut into pieces that fit a window
         for number, tokens in enumerate(self._files):
             file_starts, file_lengths = pieces_of(tokens, corpus.begin, seq_len)
             files.append(np.full(len(file_starts), number, np.int32))
@@ -55,6 +56,7 @@ class PackedWindows:
         # until the end, what is left of a window holds begin tokens, which are in the vocabulary
         inputs, labels = np.full((2, len(indices), self._length), self._corpus.begin, np.int32)
         documents = np.zeros_like(inputs)
+        # each piece brings its own labels, so that none predicts the next piece of the window
         for row, window in enumerate(indices.tolist()):
             filled = 0
             for number, (file, start, size) in enumerate(self._pieces(window), 1):
@@ -63,6 +65,7 @@ class PackedWindows:
                 labels[row, filled : filled + size] = tokens[1:]
                 documents[row, filled : filled + size] = number
                 filled += size
+        # one look at the batch; only a wrong token makes it worth finding where it stands
         largest = max(tokens.view(np.uint32).max(initial=0) for tokens in (inputs, labels))
         if largest >= self._corpus.vocab_size:
             self._check(indices)
@@ -87,6 +90,7 @@ def pieces_of(tokens: np.ndarray, begin: int, seq_len: int) -> tuple[np.ndarray,
 
     Tokens before the first begin token are the end of a document that begins in another file.
     """
+    # a document reaches from one begin token to the next; a file's last token is only predicted
     cuts_of_documents = [
         piece + np.flatnonzero(tokens[piece : piece + SCANNED] == begin)
         for piece in range(0, len(tokens), SCANNED)
@@ -121,6 +125,7 @@ def best_fit(lengths: np.ndarray, room: int) -> np.ndarray:
             windows_by_room[room_left] = []
         windows_by_room[room_left].append(windows)
 
+    # from the longest to the shortest, all pieces of one length together
     order = np.argsort(-lengths, kind="stable")
     sizes, firsts = np.unique(-lengths[order], return_index=True)
     # without pieces there are no sizes, but one group of none
@@ -142,6 +147,8 @@ def best_fit(lengths: np.ndarray, room: int) -> np.ndarray:
             placed[group[:taken]] = np.repeat(windows, fitting)[:taken]
             group = group[taken:]
 
+            # the windows that are now full, the one filled in part, and those not touched go back
+            # by their room
             partly = full + (rest > 0)
             keep(windows[:full], room_here - fitting * length)
             keep(windows[full:partly], room_here - rest * length)

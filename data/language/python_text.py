@@ -42,6 +42,7 @@ def python_text(mebibytes: int, bpe: int | None = None) -> Corpus:
     """
     folder = Path(sysconfig.get_paths()["stdlib"])
     texts: dict[str, list[bytes]] = {"train": [], "val": []}
+    # whole packages are held out, as files of one package share lines
     digest, left = hashlib.sha256(), mebibytes << 20
     for name in _names(folder):
         try:
@@ -50,6 +51,7 @@ def python_text(mebibytes: int, bpe: int | None = None) -> Corpus:
             continue  # the fingerprint differs then
         package = name.split("/")[0]
         split = "train" if zlib.crc32(package.encode()) % HELD_OUT else "val"
+        # training stops at its size, but files that are held out are read to the end
         if split == "train":
             text = text[:left]
             left -= len(text)
@@ -60,6 +62,7 @@ def python_text(mebibytes: int, bpe: int | None = None) -> Corpus:
             f"data_path=null: {folder} holds no source of Python's standard library; give"
             " data_path=FOLDER with tokens"
         )
+    # pairs are learned from the training text alone
     tokenizer: Tokenizer = Bytes()
     if bpe is not None:
         pairs = train_bpe((_as_text(text) for text in texts["train"]), bpe, mebibytes << 20)

@@ -44,6 +44,7 @@ def sample_set(corpus: Corpus, seed: int, seq_len: int, keys: SampleKeys) -> dic
     """Returns the set `sample`: the prompt, or the start of the held-out text, with room for its
     continuation and how to draw it. Returns none where there is nothing to continue.
     """
+    # without a tokenizer neither a prompt nor a continuation can be read
     tokenizer = corpus.tokenizer
     if tokenizer is None:
         if keys.prompt is not None:
@@ -52,6 +53,7 @@ def sample_set(corpus: Corpus, seed: int, seq_len: int, keys: SampleKeys) -> dic
                 " one, or build again"
             )
         return {}
+    # the user's text, or the beginning of held-out text, at most half a context
     if keys.prompt is not None:
         begin = [] if corpus.begin is None else [corpus.begin]
         start = np.concatenate([begin, tokenizer.encode([unescaped(keys.prompt)])[0]])

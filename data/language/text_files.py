@@ -39,7 +39,6 @@ class TextFiles:
         return len(self._paths)
 
     def fingerprint(self) -> str:
-        """Hashes the files."""
         named = {path.relative_to(self._folder).as_posix(): path for path in self._paths}
         try:
             return content_hash(named)
@@ -47,7 +46,6 @@ class TextFiles:
             raise _unreadable(self.where, error) from None
 
     def rows(self, file: int, wanted: range) -> Iterator[Row]:
-        """Yields the wanted rows of a file."""
         path = self._paths[file]
         return read_file(f"data_path={path}", path, self._field, wanted)
 
@@ -68,7 +66,6 @@ class HubTexts:
         return str(len(self))
 
     def rows(self, file: int, wanted: range) -> Iterator[Row]:
-        """Yields the wanted rows of a file."""
         rows = 0
         try:
             for row, content in enumerate(self._dataset.shard(len(self), file)):
@@ -135,10 +132,10 @@ class Documents:
 
 
 def read_file(where: str, path: Path, field: str, wanted: range = ALL) -> Iterator[Row]:
-    """Yields the wanted rows of a file."""
+    # the ending decides; whatever is neither JSON lines nor Parquet is one document
     kind = path.suffix.lower()
     if kind == ".arrow":
-        raise ConfigError(f"{where}: is no text; what save_to_disk wrote is read as --hub FOLDER")
+        raise ConfigError(f"{where}: is not text; read what save_to_disk wrote with --hub FOLDER")
     try:
         if kind == ".jsonl":
             yield from _lines(where, path, field, wanted)
@@ -187,6 +184,7 @@ def _parquet_rows(where: str, path: Path, field: str, wanted: range) -> Iterator
             while skipped < len(groups) and row + groups[skipped] <= wanted.start:
                 row, skipped = row + groups[skipped], skipped + 1
             left = range(skipped, len(groups))
+            # from there on all rows are read, but only those wanted are yielded
             for batch in file.iter_batches(ROWS_AT_ONCE, row_groups=left, columns=[field]):
                 for text in batch.column(0).to_pylist():
                     if row in wanted:

@@ -79,6 +79,7 @@ class StreamSource(Source):
             raise ConfigError(
                 "max_steps=null: a stream has no known length; give max_steps or max_tokens"
             )
+        # how long the run is, and what a shard reads in each step
         self.length = RunLength.in_steps(run)
         self._shards, self._keys = run.shards, keys
         # the rows of a shard, and the tokens of each
@@ -100,6 +101,7 @@ class StreamSource(Source):
         )
         self._streams: dict[int, _Stream] = {}  # by shard, as they are first read
 
+        # evaluations always see the same tokens, which are read once, here
         held_out = self._held_out()
         self._eval_sets: dict[str, EvalSet] = {}
         if not (run.eval_only and keys.prompt is not None):
@@ -161,6 +163,7 @@ class StreamSource(Source):
         """Reads the first `val_tokens` held-out tokens. The fingerprint is a hash of them, of all
         texts that were searched for them, and of what the files are known to hold.
         """
+        # read from the start of the dataset until there are enough, whatever the shards
         keys, size = self._keys, self._tokenizer.vocab_size
         settings = f"{keys.field} {keys.val_share} {size} {self._texts.fingerprint()}"
         digest = hashlib.sha256(settings.encode())
@@ -231,12 +234,14 @@ class _Stream:
         assert step == self.step, (
             f"shard {self._shard}: a stream at step {self.step} cannot give step {step}"
         )
+        # windows follow one another through the stream, across documents
         rows, length = self._source.shape
         tokens = self._ahead(rows * length + 1)
         # the last token of a window is the first of the next
         windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)
         self._rows = windows[::length].astype(np.int32)
         self._used += rows * length
+        # pieces that are used up are dropped, and the cursor moves on with them
         while self._used >= len(self._pieces[0][1]):
             self._used -= len(self._pieces.pop(0)[1])
         self.step += 1
@@ -252,6 +257,7 @@ class _Stream:
 
     def _ahead(self, count: int) -> np.ndarray:
         """Returns the next `count` tokens. At its end, the stream begins again."""
+        # some documents at a time: tokenizing one by one would take much longer
         held = sum(len(tokens) for _, tokens in self._pieces) - self._used
         while held < count:
             before = self._documents.position

@@ -70,6 +70,7 @@ def open_corpus(
             f"{key}: no such folder; build one with python -m data.build.tokens --output-dir"
             f" {folder}"
         )
+    # what the folder says of itself, and what is really in it
     described = _describe(key, folder / "dataset.json")
     paths = _find(key, folder)
     size = vocab_size
@@ -77,7 +78,7 @@ def open_corpus(
         size = max(vocab_size or 0, described.vocab_size)
     if size is None:
         raise ConfigError(
-            f"{key}: no dataset.json there tells how many token ids there are; add data.vocab_size,"
+            f"{key}: no dataset.json there says how many token ids there are; add data.vocab_size,"
             " 50257 for GPT-2's"
         )
     files = {
@@ -124,6 +125,7 @@ def _find(key: str, folder: Path) -> dict[str, dict[str, Path]]:
     def add(split: str, path: Path) -> None:
         paths[split][path.relative_to(folder).as_posix()] = path
 
+    # the split stands in a file's name, or is the name of its folder
     for path in _token_files(folder):
         named = [split for split in SPLITS if split in path.stem]
         if len(named) != 1:
@@ -164,6 +166,7 @@ def _open(key: str, path: Path, name: str, listed: Mapping[str, int]) -> np.ndar
 def _open_bin(path: Path) -> np.ndarray:
     with open_plain(path) as file:
         size, content = os.fstat(file.fileno()).st_size, file.read(HEADER)
+        # the header must agree with the file's size, or the file was cut off
         numbers = np.frombuffer(content[:12].ljust(12, b"\0"), "<i4").tolist()
         if numbers[:2] != [MAGIC, 1] or size != HEADER + 2 * numbers[2]:
             raise ValueError(

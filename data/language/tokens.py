@@ -62,10 +62,11 @@ class TokenSource(EpochSource):
     """Training windows in shuffled order, held-out tokens, and a prompt to continue."""
 
     def __init__(self, run: RunSettings, keys: TokenKeys) -> None:
+        # training reads windows of consecutive tokens, or windows packed with whole documents
         corpus = open_text(run.data_path, keys.embedded, keys.vocab_size, keys.begin_token)
         if keys.documents and corpus.begin is None:
             raise ConfigError(
-                f"data.documents=true: {corpus.where}: nothing tells where documents begin; add"
+                f"data.documents=true: {corpus.where}: it is unknown where documents begin; add"
                 " data.begin_token=ID"
             )
         self._tokenizer = corpus.tokenizer
@@ -104,6 +105,7 @@ def in_sequences(run: RunSettings, seq_len: int) -> RunSettings:
     """Returns the settings of a run that counts an update and its length in sequences and steps,
     whether they are given so or in tokens. Steps come before tokens, and both before epochs.
     """
+    # an update is given in sequences or in tokens; from here on it counts sequences
     batch, tokens = run.global_batch_size, run.tokens_per_update
     if batch and tokens is not None:
         raise ConfigError(
@@ -122,6 +124,7 @@ def in_sequences(run: RunSettings, seq_len: int) -> RunSettings:
     elif not batch:
         batch = run.shards * max(1, SEQUENCES // run.shards)
 
+    # the length of the run, likewise
     max_steps = run.max_steps
     if max_steps is None and run.max_tokens is not None:
         max_steps = run.max_tokens // (batch * seq_len)

@@ -36,8 +36,8 @@ class Windows:
         return int(self._ends[-1])
 
     def read(self, indices: np.ndarray) -> Arrays:
-        """Returns the inputs and labels of these windows."""
         out = np.empty((len(indices), self._length + 1), np.int32)
+        # from the number of a window to its file and its place there
         file = np.searchsorted(self._ends, indices, side="right")
         within = indices - np.concatenate([[0], self._ends])[file]
         places = [*zip(file.tolist(), (within * self._length).tolist(), strict=True)]
@@ -71,6 +71,7 @@ class HeldOut:
         self._corpus, self._files = corpus, corpus.files["val"]
         self._length, self._begin = seq_len, begin
         self._predictions: list[int] = []  # in each file
+        # the budget is spent file by file, from the first on
         for tokens in self._files:
             count = max(0, len(tokens) - 1)
             if most is not None:

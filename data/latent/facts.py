@@ -33,9 +33,12 @@ def draw_lists(
     """
     lists = []
     for _ in range(count):
+        # letters and numbers are drawn without regard to each other: only the list tells which go
+        # together
         facts = most if least is None else int(rng.integers(least, most + 1))
         keys = rng.permutation(list(ascii_letters))[:facts].tolist()
         values = [f"{value:02}" for value in rng.integers(100, size=facts).tolist()]
+        # questions follow in another order than the list, and only the values are predicted
         pieces = []
         for fact in rng.permutation(facts)[:asked].tolist():
             pieces += [(f" {keys[fact]}", False), (values[fact], True)]
@@ -114,6 +117,7 @@ class FactText(DrawnSource):
         super().__init__(run, "facts to read")
         keys.check()
         self._keys = keys
+        # the same for every run, as vocabulary and lengths must not depend on its seed
         sample = draw_lists(keys.facts, keys.asked, SAMPLED, generator(0, "pairs of facts"))
         self._tokenizer: Tokenizer = Bytes()
         if keys.tokenizer != "bytes":
@@ -144,6 +148,7 @@ class FactText(DrawnSource):
         labels = np.full_like(tokens, IGNORE)
         lists = draw_lists(keys.facts, keys.asked, rows, rng, least)
         for row, (passage, text, wanted) in enumerate(encode(self._tokenizer, lists)):
+            # only answers have labels: the list and the questions are read
             end = min(len(passage) + len(text), keys.seq_len + 1)
             tokens[row, :end] = np.concatenate((passage, text))[:end]
             labels[row, len(passage) : end] = wanted[: end - len(passage)]

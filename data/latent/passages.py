@@ -105,7 +105,6 @@ class Windows(Examples):
         return self._count
 
     def tokens(self, indices: np.ndarray) -> np.ndarray:
-        """Returns the windows of these numbers."""
         windows = np.empty((len(indices), self._length), np.int32)
         for row, index in enumerate(indices.tolist()):
             file = int(np.searchsorted(self._ends, index, side="right"))
@@ -117,6 +116,7 @@ class Windows(Examples):
     def texts(self, windows: np.ndarray) -> list[Passage]:
         assert self._corpus.tokenizer is not None
         decode, keys = self._corpus.tokenizer.decode, self._keys
+        # readers have their own tokens, so they get the text itself, without the gap
         begins = keys.passage + keys.gap
         return [
             (decode(window[: keys.passage]), [(decode(window[begins:]), True)])
@@ -138,6 +138,7 @@ class PassageSource(EpochSource):
                 f"{corpus.where}: its dataset.json names no tokenizer, by which readers could be"
                 " given the text; build it with python -m data.build.tokens"
             )
+        # both splits are cut alike; a split too short for one window is empty
         train = Windows(corpus, "train", keys, None)
         held_out = Windows(corpus, "val", keys, keys.val_passages)
         if not len(train):
@@ -145,6 +146,7 @@ class PassageSource(EpochSource):
                 f"data.passage={keys.passage}: no file of {corpus.where} has as many tokens as a"
                 " passage, a gap and a text together; give less"
             )
+        # a sample from the whole corpus shows how many of their own tokens readers need
         spread = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(np.int64)
         readers = open_readers(keys.readers, train.texts(train.tokens(spread)))
         train.readers = held_out.readers = readers

@@ -76,6 +76,8 @@ class Reader:
         text = np.full((count, self.text_len + 1), IGNORE, np.int32)
         labels = text.copy()
         for row, (before, after, wanted) in enumerate(encode(self._tokenizer, passages)):
+            # a passage that is too long loses its beginning, a text its end: they meet in the
+            # middle
             before = before[-self.passage_len :]
             passage[row, self.passage_len - len(before) :] = before
             length = min(len(after), self.text_len + 1)

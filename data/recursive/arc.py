@@ -52,6 +52,7 @@ def images(grid: np.ndarray) -> list[np.ndarray]:
     """Returns the tokens of a grid under every symmetry, with end tokens."""
     turned = []
     for swap, row_back, column_back in SYMMETRIES:
+        # mirrored first, then transposed, so that a turn is one of each
         image = grid[:: -1 if row_back else 1, :: -1 if column_back else 1]
         image = image.T if swap else image
         tokens = np.zeros((image.shape[0] + 1, image.shape[1] + 1), np.uint8)
@@ -68,6 +69,7 @@ def origins(
     """Returns the row and column of the grid that each canvas cell of N images shows (N, 30, 30),
     and the images' heights and widths. Cells beyond an image have no meaning.
     """
+    # the same rule as in `images`, but for each cell of many grids at once
     swap, row_back, column_back = np.array(SYMMETRIES, bool)[symmetry].T[:, :, None, None]
     i, j = np.arange(SIDE)[:, None], np.arange(SIDE)
     tall, wide = height[:, None, None], width[:, None, None]
@@ -145,6 +147,7 @@ def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations
     puzzle, symmetry = np.empty(len(ids), np.int32), np.zeros(len(ids), np.uint8)
     colours = np.tile(np.arange(COLOURS, dtype=np.uint8), (len(ids), 1))
     original = np.ones(len(ids), bool)
+    # names that do not have the form are puzzles as they were
     for index, name in enumerate(names):
         plain = name
         if match := pattern.fullmatch(name) if pattern else None:
@@ -155,7 +158,7 @@ def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations
     wrong = (np.sort(colours, 1) != np.arange(COLOURS)).any(1)
     if wrong.any():
         raise ConfigError(
-            f"{where}: {brief(names[wrong.argmax()])} maps no ten colours to ten; build the dataset"
-            " again"
+            f"{where}: {brief(names[wrong.argmax()])} does not map ten colours to ten; build the"
+            " dataset again"
         )
     return Augmentations([*puzzles], puzzle, symmetry, colours, original)

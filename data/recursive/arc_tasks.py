@@ -131,6 +131,7 @@ def _tasks(named: str, path: str) -> Iterator[tuple[str, str, list[Pair], list[P
             f"{named}: no such folder, nor a file {kaggle}; give a folder of task files, or what"
             f" comes before {CHALLENGES}"
         )
+    # otherwise one file for each task, in order, so that ids stay the same
     files = sorted(Path(path).rglob("*.json")) if os.path.isdir(path) else [Path(path)]
     if not files:
         raise ConfigError(
@@ -151,14 +152,15 @@ def _kaggle_tasks(file: Path) -> Iterator[tuple[str, str, list[Pair], list[Pair]
     beside = Path(str(file).removesuffix(CHALLENGES) + SOLUTIONS)
     if not os.path.isfile(beside):
         raise ConfigError(f"{file}: lacks its answers; lay {beside.name} beside it")
+    # joined by name: the answers lie in another file, as the contest keeps them back
     challenges = read_json(file, KAGGLE[0], CORRECT)
     solutions = read_json(beside, KAGGLE[1], CORRECT)
     for name, task in sorted(challenges.items()):
         asked, answers = task["test"], solutions.get(name, [])
         if len(answers) != len(asked):
             raise ConfigError(
-                f"{beside}: task {brief(name)} has not {len(asked)} answers, one for each test"
-                " pair; correct or remove it"
+                f"{beside}: task {brief(name)} has {len(answers)} answers for {len(asked)} test"
+                " pairs; correct or remove it"
             )
         pairs: list[_Pair] = [
             {"input": pair["input"], "output": answer}

@@ -45,6 +45,7 @@ class ArcPairs:
 
     def __init__(self, split: PuzzleSplit, name: str) -> None:
         where, puzzles = f"evaluators=[arc]: {split.where}/{name}", split.sets[name]
+        # a vote needs ARC's tokens, and names that say how each puzzle was augmented
         shape = split.metadata.vocab_size, split.metadata.seq_len
         if shape != (VOCAB, CELLS) or split.folder is None:
             raise ConfigError(
@@ -59,7 +60,7 @@ class ArcPairs:
         originals = np.flatnonzero(self.augmentations.original)
         if not len(originals) == len(np.unique(puzzle_of[originals])) == len(self.names):
             raise ConfigError(
-                f"{where} has not every puzzle once as it was, unaugmented; build it again with"
+                f"{where} does not have each puzzle once without augmentation; build it again with"
                 " python -m data.build.arc"
             )
         originals = originals[puzzle_of[originals].argsort()]
@@ -80,6 +81,8 @@ class ArcPairs:
                 for original in originals
             ]
         )
+        # right answers in the form in which answers are compared: a hash, with nothing beyond the
+        # grid
         labels = puzzles.labels.take(self._rows, axis=0).astype(np.uint8)
         unchanged = np.zeros(len(labels), int), np.tile(np.arange(COLOURS), (len(labels), 1))
         self.truth = keys(undone(labels, *unchanged)[0])  # of each pair
@@ -132,9 +135,11 @@ class ArcVotes:
         rows = slice(len(indices))  # without padding
         # VOCAB is no colour, either
         answers = outputs["answer"][rows].clamp(0, VOCAB).to(torch.uint8).cpu().numpy()
+        # back to the puzzle as it was, where answers to its augmentations can agree
         grids, _, _ = undone(answers, how.symmetry[augmentation], how.colours[augmentation])
         sure = outputs["q_halt_logits"][rows].cpu().double().sigmoid()
         confidence = (sure * ONE).round().long().tolist()
+        # equal answers to a pair have equal hashes, and are counted together
         for row, key in enumerate(zip(pair.tolist(), keys(grids).tolist(), strict=True)):
             found = self._found.setdefault(key, [0, 0, grids[row].copy()])
             found[0] += 1
@@ -162,6 +167,7 @@ class ArcVotes:
         """
         if not rows:
             return Report()
+        # metrics for the log, and the votes themselves for other tools and for the page
         ranked = ranked_answers({name: tensor.numpy() for name, tensor in rows.items()})
         metrics = self._metrics(ranked)
         passes = {k: f"pass@{k} {metrics[f'pass@{k}']:.4f}" for k in PASSES}
@@ -210,6 +216,7 @@ class ArcVotes:
     def _scene(self, ranked: Counted) -> Files:
         """Shows some pairs with their best answers on the report page."""
         pair, best = ranked["pair"], ranked["nth"] < ATTEMPTS
+        # solved and unsolved pairs in turn, each with its best answers
         right = ranked["key"] == self._pairs.truth[pair]
         asked = np.unique(pair)
         solved = np.isin(asked, pair[best & right])
@@ -264,6 +271,7 @@ def ranked_answers(counted: Counted) -> Counted:
     confidence = np.add.reduceat(counted["confidence"][order], first)
     pair, key, grid = pair[first], key[first], counted["grid"][order[first]]
 
+    # most votes first, then the higher mean confidence
     order = np.lexsort((-(confidence / votes), -votes, pair))
     begins = np.flatnonzero(np.r_[True, np.diff(pair) != 0])
     answers = np.diff(np.r_[begins, len(pair)])  # to each pair

@@ -50,6 +50,7 @@ class Boards:
         if not {*OUTPUTS, "right_by_step"} <= outputs.keys():
             return
         rows = slice(len(indices))
+        # a board is solved if all its cells are right; the steps before that show how hard it was
         cells_N = (batch["labels"][rows] != IGNORE).sum(-1)
         solved_NS = outputs["right_by_step"][rows].cpu() == cells_N[:, None]
         # steps in which a solved example was still unsolved; of unsolved ones, the first are shown
@@ -61,7 +62,7 @@ class Boards:
             for row in of_this_sort[by_rank[:SHOWN]].tolist():
                 rank = -int(waited_N[row]), int(indices[row])
                 if last is not None and rank > last:
-                    break  # nothing is copied from a GPU in vain
+                    break  # before anything is copied from a GPU
                 example = {name: outputs[name][row].cpu() for name in OUTPUTS}
                 example |= {name: batch[name][row].cpu() for name in ("inputs", "labels")}
                 example |= {"waited": torch.tensor(-rank[0]), "index": torch.tensor(rank[1])}
@@ -103,6 +104,7 @@ def boards_scene(kind: str, rows: Mapping[str, Tensor], task: Task | None = None
     cells = rows["inputs"].shape[1]
     side = task.columns if task else round(cells**0.5)
     steps, recorded = rows["halt_margin_by_step"].shape[1], rows["answer_by_step"].shape[1]
+    # solved ones first, each kind in the order in which it was chosen
     solved = rows["solved"].tolist()
     shown = sorted(range(len(solved)), key=lambda row: not solved[row])
     return scene(
@@ -130,6 +132,7 @@ def _rank(row: Mapping[str, Tensor]) -> tuple[int, int]:
 def example(kind: str, row: Mapping[str, np.ndarray], task: Task | None = None) -> dict[str, Any]:
     """Describes one puzzle: inputs, labels, and the answer and halting value by step."""
     labels = np.where(row["labels"] == IGNORE, -1, row["labels"])
+    # answers in characters, of which all but the first are stored as changes: pages stay small
     answers = [
         characters(kind, task.shown(answer) if task else answer) for answer in row["answer_by_step"]
     ]

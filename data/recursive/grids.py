@@ -1,4 +1,4 @@
-"""Grids of a task of one's own: read from JSON, as tokens, and as characters.
+"""Grids of a user's own task: read from JSON, as tokens, and as characters.
 
 Tokens are ARC's: symbol s is token s + 2. Where grids differ in shape, end tokens follow the last
 row and the last column of each, and the rest is pad.
@@ -89,15 +89,17 @@ class Task:
         """Reads a grid from JSON, or from rows of characters with spaces between them. Returns its
         tokens, those of the answer, or else pad, and the id of its puzzle.
         """
+        # a grid typed on the command line becomes the same JSON
         if not text.startswith("{"):
             if not {*text} <= {*SYMBOLS, " "}:
                 raise ConfigError(
-                    f"{where} is no grid; write 0-9, A-Z and a-z with a space after each row, or"
+                    f"{where} is not a grid; write 0-9, A-Z and a-z with a space after each row, or"
                     " give a file of JSON lines"
                 )
             text = json.dumps({"input": [[*map(SYMBOLS.index, row)] for row in text.split()]})
         given = parsed(where, text, QUESTION)
         grids = [given["input"], given.get("output", given["input"])]
+        # a shape or a symbol that training did not have would mean nothing to the net
         for grid in grids:
             rows, columns, largest = len(grid), len(grid[0]), max(map(max, grid))
             smaller = rows <= self.rows and columns <= self.columns
@@ -108,6 +110,7 @@ class Task:
                     f"{where} has {rows}x{columns} cells and symbol {largest}; give what training"
                     f" had: {most}{self.rows}x{self.columns}, symbols 0 to {self.symbols - 1}"
                 )
+        # the id chooses the embedding that the net has learned for this puzzle
         name = given.get("puzzle", BLANK)
         if name not in self.ids:
             raise ConfigError(

@@ -141,6 +141,7 @@ def cut(
 
 def path_of(label: np.ndarray) -> list[int]:
     """Returns the cells of the marked path, from start to goal."""
+    # each marked cell has one marked neighbour that was not visited yet
     ahead = set(np.flatnonzero((label == PATH) | (label == GOAL)).tolist())
     beside, path = neighbours(round(len(label) ** 0.5)), [int((label == START).argmax())]
     while ahead:
@@ -150,7 +151,6 @@ def path_of(label: np.ndarray) -> list[int]:
 
 
 def is_square(cells: int) -> bool:
-    """Returns whether a maze with this number of cells can be square."""
     return round(cells**0.5) ** 2 == cells
 
 
@@ -170,6 +170,8 @@ def keeps_maze(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
 
 def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """Returns whether each answer is its maze with one shortest path marked and nothing else."""
+    # a second search sees marked cells alone: the marks must lead through, and no cell be marked
+    # besides
     kept = keeps_maze(inputs, answers).all(1)
     shortest = np.array([_steps(maze) for maze in inputs])
     through = np.array([_steps(maze) for maze in np.where(answers == FREE, WALL, answers)])
@@ -198,12 +200,14 @@ def generate(
     drawn blindly.
     """
     rng = np.random.default_rng([seed, chunk])
+    # walls at random, more on some boards than on others
     open_cells = rng.integers(0, 256, (BOARDS_AT_ONCE, side * side), np.uint8) >= rng.integers(
         *WALLS, (BOARDS_AT_ONCE, 1), np.uint8
     )
     starts = rng.integers(0, side * side, BOARDS_AT_ONCE)
     open_cells[np.arange(BOARDS_AT_ONCE), starts] = True
     mazes = []
+    # most boards have no path so long: the fast search drops them before the slow one
     for board in _reaching(open_cells, starts, side, min_path - 1):
         tokens = np.where(open_cells[board], np.uint8(FREE), np.uint8(WALL))
         found = search(tokens, int(starts[board]))
@@ -223,6 +227,7 @@ def generate_unique(
     mazes = []
     for _ in range(CARVED_AT_ONCE):
         tokens = carved(side, rng)
+        # lengths are drawn first, so that long paths are as frequent as short ones
         far = min_path - 1 + int(rng.integers(side * 4 // 3 + 1))
         found = search(tokens, int(rng.choice(np.flatnonzero(tokens == FREE))))
         if goals := [cell for cell, distance in enumerate(found.distance) if distance == far]:
@@ -234,6 +239,8 @@ def carved(side: int, rng: np.random.Generator) -> np.ndarray:
     """Returns a board whose free cells form a tree: a random walk opens every second row and column
     and the walls between them, and goes back where all is open.
     """
+    # depth-first: the walk is its own stack, and jumps two cells so that walls stay between
+    # passages
     tokens = np.full(side * side, WALL, np.uint8)
     last = side - 2 + side % 2  # the wall beyond the walk; an even side has one more
     walk = [side + 1]
@@ -267,6 +274,7 @@ def _reaching(open_cells: np.ndarray, starts: np.ndarray, side: int, steps: int)
     a row of cells in the bits of a number.
     """
     word, bits = (np.uint32, 32) if side <= 32 else (np.uint64, 64)
+    # a row of cells is one number, so that a step over all boards is a few shifts
     padded = np.zeros((len(starts), side, bits), bool)
     padded[:, :, :side] = open_cells.reshape(-1, side, side)
     passable = np.packbits(padded, axis=2, bitorder="little").view(word)[:, :, 0]

@@ -1,4 +1,4 @@
-"""Puzzles of the user's own: how they are read, and the model's answers to them, judged by the
+"""The user's own puzzles: how they are read, and the model's answers to them, judged by the
 solver.
 """
 
@@ -52,6 +52,7 @@ class OwnPuzzles(Examples):
         self.kind, self.task, self.lines = kind, task, [line for line, _ in rows]
         named = [(f"{where}: line {line}", text) for line, text in rows]
         ids: Sequence[int] = [identifier] * len(rows)
+        # a built task brings its answers, if any; Sudoku boards and mazes are solved here
         if task:
             questions = [task.question(*line) for line in named]
             inputs, answers, ids = zip(*questions, strict=True)
@@ -63,6 +64,7 @@ class OwnPuzzles(Examples):
             solve = sudoku.solve if kind == "sudoku" else maze.solve_all
             # solutions: 2 stands for several, and -1 if the solver gives up
             self.counts, self.solutions = solve(self.inputs)
+        # a label only where there is one right answer
         known = (self.counts[:, None] == 1) & (self.solutions != PAD)
         self.labels = np.where(known, self.solutions.astype(np.int32), IGNORE)
         super().__init__(
@@ -76,6 +78,7 @@ class OwnPuzzles(Examples):
     def judge(self, index: int, answer: np.ndarray) -> tuple[str, np.ndarray]:
         """Returns the verdict on an answer, and which cells are wrong."""
         count, inputs = self.counts[index], self.inputs[index]
+        # by the rules, as several shortest paths may be right; else by the label if there is one
         if self.kind == "maze":
             wrong = ~maze.keeps_maze(inputs, answer)
             right = maze.leads(inputs[None], answer[None])[0]
@@ -100,7 +103,7 @@ def _read(puzzle: str) -> tuple[str, Rows]:
     """Returns how messages name the puzzles, and these."""
     where = f"{KEY}={short(puzzle)}"
     if not os.path.exists(puzzle):
-        return f"{where} (which is no file)", [(1, puzzle)]
+        return f"{where} (which is not a file)", [(1, puzzle)]
     try:
         text = read_text(Path(puzzle))
         return where, _rows(text.removeprefix("\ufeff"))
@@ -123,10 +126,12 @@ def _tokens(where: str, text: str, kind: str, cells: int) -> np.ndarray:
         raise ConfigError(f"{where} has {len(text)} cells, not {cells}; give all")
     # 0 stands for a character that has no meaning
     tokens = tokens_of(kind, [text])[0].astype(np.int32)
+    # characters of another kind or size, or a maze without its ends, would be answered with
+    # nonsense
     most = round(cells**0.5) + 1 if kind == "sudoku" else maze.GOAL
     ends = [(tokens == end).sum() for end in (maze.START, maze.GOAL)]
     if not (tokens.min() and tokens.max() <= most) or (kind == "maze" and ends != [1, 1]):
-        raise ConfigError(f"{where} is no {kind} of this size; its cells are {CELLS[kind]}")
+        raise ConfigError(f"{where} is not a {kind} of this size; its cells are {CELLS[kind]}")
     return tokens
 
 
@@ -155,6 +160,7 @@ class Answers:
     def report(self, rows: Mapping[str, Tensor]) -> Report:
         if not rows:
             return Report()
+        # in the order of the user's lines, whichever rank answered them
         puzzles, order = self._puzzles, rows["index"].argsort()
         answers = rows["answer"][order].numpy()
         judged = [puzzles.judge(index, answer) for index, answer in enumerate(answers)]

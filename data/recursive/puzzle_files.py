@@ -100,6 +100,7 @@ def plain_split(
 ) -> PuzzleSplit:
     """Makes one set without puzzle identities: groups of `copies` puzzles of one example each."""
     rows, seq_len = inputs.shape
+    # 0 is padding and the label to ignore, and the one id stands for no puzzle
     metadata = Metadata(
         pad_id=0,
         ignore_label_id=0,
@@ -110,6 +111,7 @@ def plain_split(
         sets=("all",),
     )
     index = np.int32 if rows < 2**31 else np.int64
+    # every example is a puzzle, and a board's images are a group, of which an epoch visits one
     puzzles = PuzzleSet(
         inputs=inputs,
         labels=labels,
@@ -139,6 +141,7 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
             " see data/README.md"
         )
     where = f"{key}: {split}/dataset.json"
+    # what the dataset says of itself, then whether its arrays agree
     metadata = read_json(folder / split / "dataset.json", METADATA, DAMAGED, where)
     entries = asdict(metadata)
     for name, bound in (
@@ -179,6 +182,7 @@ def _check_set(where: str, metadata: Metadata, puzzle_set: PuzzleSet) -> None:
         raise _damaged(
             f"{where}__labels.npy", f"has shape {labels.shape}, but inputs {inputs.shape}"
         )
+    # indices must rise from 0 to the end, or examples would be read from another puzzle
     puzzles, entries = len(puzzle_set.puzzle_identifiers), len(puzzle_set.puzzle_indices)
     if entries != puzzles + 1:
         raise _damaged(

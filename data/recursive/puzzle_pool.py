@@ -89,6 +89,7 @@ class Pool:
             return self._members[0].read(rows)
         seq_len = self._members[0].split.metadata.seq_len
         inputs, labels = np.empty((2, len(rows), seq_len), np.int32)
+        # rows of one set are read together, and put where they were asked for
         owner = np.searchsorted(self._ends, rows, side="right")
         for number in np.unique(owner):
             owned = owner == number
@@ -159,6 +160,7 @@ def open_datasets(
             f"data_path={data_path} and data_paths={list(data_paths)} are both given; keep one of"
             " them"
         )
+    # a user's datasets, under whichever key they were given
     key = "data_path" if data_path is not None else "data_paths"
     if paths := [data_path] if data_path is not None else list(data_paths or []):
         train = _open_train(key, paths)
@@ -168,6 +170,7 @@ def open_datasets(
         raise ConfigError(
             f"data_paths_test={list(data_paths_test)} needs training data; give data_paths as well"
         )
+    # without any dataset, boards that are generated here
     if not embedded:
         raise ConfigError("data_path=null: there is no dataset to train on; give data_path=FOLDER")
     if eval_split != "test":
@@ -243,6 +246,7 @@ def _open_test(
                 " data_paths_test"
             )
         train_split, id_offset = train[owner]
+        # an id or token that training does not have would have no embedding
         ids = split.metadata.num_puzzle_identifiers
         train_ids = train_split.metadata.num_puzzle_identifiers
         if ids > train_ids or split.metadata.vocab_size > vocab_size:

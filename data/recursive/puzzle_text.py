@@ -63,6 +63,7 @@ def puzzle_text(
     verdict alone.
     """
     wrong = (labels != IGNORE) & (prediction != labels)
+    # ARC's answers may have another shape than the label, so grids are drawn without marks
     if (len(inputs), vocab_size) == (CELLS, VOCAB) and not task:
         parts = {"puzzle": grid_lines(inputs), "answer": grid_lines(prediction)}
         if wrong.any():
@@ -95,6 +96,7 @@ def drawn(
 ) -> list[str]:
     """Draws a puzzle and the answer side by side, wrong cells marked `x`."""
     width = task.columns if task else round(len(inputs) ** 0.5)
+    # an x takes a cell's place in a maze, and stands behind the cell elsewhere
     given = [*characters(kind, inputs)]
     answer = characters(kind, task.shown(prediction) if task else prediction)
     cells = [cell + ("x" if bad else " ") for cell, bad in zip(answer, wrong, strict=True)]

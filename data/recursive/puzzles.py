@@ -70,6 +70,7 @@ class PuzzleSource(Source):
                 raise ConfigError(
                     f"evaluators=[{short(name)}]: unknown; use evaluators=[arc] or evaluators=[]"
                 )
+        # open the data, and refuse keys that mean nothing for its kind
         train, test = open_datasets(
             run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
         )
@@ -134,14 +135,17 @@ class PuzzleSource(Source):
         return run_length(self._steps, run.global_batch_size, run.max_steps, run.eval_every_steps)
 
     def train_batch(self, step: int, shard: int) -> Arrays:
+        # the rows of a step are drawn once, of which each shard reads its own
         if self._drawn is None or self._drawn[0] != step:
             self._drawn = (step, *self._draw(step))
         _, rows, ids = self._drawn
+        # by shard, not by rank, so that changes to a puzzle are the same on any number of ranks
         inputs, labels = self._pool.read(shard_rows(rows, shard, self._run.shards))
         if self._revealed:
             rng = generator(self._run.seed, "reveal", step, shard)
             inputs = reveal(inputs, labels, self._revealed, rng)
         if self._whole_paths_from is not None:
+            # pieces of paths grow geometrically with the steps done
             done = step / max(1.0, self._whole_paths_from * self.length.total_steps)
             longest = round(5 * self.spec.seq_len ** (min(1.0, done) / 2))  # from 5 to 5 sides
             rng = generator(self._run.seed, "cut", step, shard)
@@ -154,6 +158,7 @@ class PuzzleSource(Source):
 
     def _draw(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows and the puzzle ids of a global batch."""
+        # the visits of this step, packed into rows; both depend on the seed and the step alone
         puzzles = self._order.visits(*self._steps.span(step))
         first, size = self._pool.first[puzzles], self._pool.size[puzzles]
         rng = generator(self._run.seed, "pack", step)
@@ -167,6 +172,7 @@ class PuzzleSource(Source):
         if self._own:
             return [Answers(self._own), Boards(self._own.kind, self._own.task)]
         chosen: list[Evaluator] = []
+        # pictures and scores that fit the set's kind of puzzle
         task = task_of(self._test[set_name].split)
         first = next((name for name, examples in self._eval_sets.items() if len(examples)), None)
         if set_name == first:  # one example is enough to see what the model does

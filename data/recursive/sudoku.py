@@ -23,7 +23,7 @@ WIDTH = 4096
 NARROW = 16  # boards searched together where there is no end of solutions
 # guesses at which `solve` gives up; a board of size 9 with one solution takes fewer
 DEEP = 20_000
-FOR_EVER = 1 << 60
+UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class Geometry:
 
 @cache
 def geometry(size: int) -> Geometry:
-    """Returns the units of a board of one of the sizes in BOXES."""
     height, width = BOXES[size]
     row, column = np.divmod(np.arange(size * size), size)
     box = row // height * (size // width) + column // width
@@ -99,6 +98,7 @@ def propagate(masks: np.ndarray, geo: Geometry) -> np.ndarray:
     possible = np.ones(masks.shape[1], bool)
     live = np.arange(masks.shape[1])  # boards that changed in the last round
     work = masks
+    # only boards that changed can change again
     while len(live):
         reduced, consistent = _one_round(work, geo)
         changed = (reduced != work).any(axis=0) & consistent
@@ -124,6 +124,7 @@ def _one_round(masks: np.ndarray, geo: Geometry) -> tuple[np.ndarray, np.ndarray
     masks = np.where(fixed, masks, masks & ~(taken[row] | taken[column] | taken[box]))
 
     # hidden singles: a digit that has one place left in a unit belongs there
+    # `once` collects digits seen in any cell, `more` those seen in a second one
     once, more = np.zeros_like(taken), np.zeros_like(taken)
     for cell in range(geo.size):
         member = masks[geo.units[:, cell]]
@@ -147,7 +148,7 @@ class Found(NamedTuple):
 
 
 def search(
-    masks: np.ndarray, size: int, limit: int, most_guesses: int = FOR_EVER, width: int = WIDTH
+    masks: np.ndarray, size: int, limit: int, most_guesses: int = UNLIMITED, width: int = WIDTH
 ) -> Found:
     """Counts the solutions of each board, up to `limit`, and the guesses that the search takes. It
     guesses in the cell with the fewest candidates.
@@ -160,11 +161,13 @@ def search(
     # boards in which guesses were made, and the board that each comes from
     stack, owners = masks.copy(), np.arange(masks.shape[1])
     while len(owners):
+        # the newest boards first: deep before wide, which bounds the memory
         top, top_owners = np.ascontiguousarray(stack[:, -width:]), owners[-width:]
         stack, owners = stack[:, :-width], owners[:-width]
         possible = propagate(top, geo)
         top, top_owners = top[:, possible], top_owners[possible]
 
+        # count the boards that are solved without a further guess
         candidates = np.bitwise_count(top)
         solved = (candidates == 1).all(axis=0)
         np.add.at(counts, top_owners[solved], 1)
@@ -181,6 +184,7 @@ def search(
         others = top.copy()  # the same boards without that digit, for later
         others[cell, board] ^= lowest
         top[cell, board] = lowest
+        # both halves go on, the guessed digit on top; boards with enough solutions are dropped
         wanted = counts[owners] < limit
         stack = np.concatenate([stack[:, wanted], others, top], axis=1)
         owners = np.concatenate([owners[wanted], top_owners, top_owners])

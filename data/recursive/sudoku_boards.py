@@ -35,11 +35,13 @@ def random_solutions(count: int, size: int, rng: np.random.Generator) -> np.ndar
         broken_ties = candidates + rng.random(masks.shape, np.float32) / 2
         cell = np.where(candidates > 1, broken_ties, 99).argmin(axis=0)
         board = np.arange(masks.shape[1])
+        # random numbers for the candidates, the largest of which wins
         bits = masks[cell, board] >> np.arange(size, dtype=np.uint16)[:, None] & 1
         digit = (bits * (1 + rng.random(bits.shape))).argmax(axis=0)
         masks[cell, board] = np.uint16(1) << digit.astype(np.uint16)
         possible = propagate(masks, geo)
         masks[:, ~possible] = geo.full  # a dead end
+        # solved boards leave, the others guess again
         solved = (np.bitwise_count(masks) == 1).all(axis=0)
         found.append(to_digits(masks[:, solved]))
         missing -= int(solved.sum())
@@ -56,6 +58,7 @@ def dig(
     """
     geo = geometry(size)
     puzzles = solutions.copy()
+    # each board in another order of cells
     order = rng.permuted(np.tile(np.arange(geo.cells), (len(puzzles), 1)), axis=1)
     for attempt in range(geo.cells):
         live = np.flatnonzero((puzzles == 0).sum(axis=1) < blanks)
@@ -89,7 +92,7 @@ def generate(
         )
     rng = np.random.default_rng([seed, size, blanks])
     solved = _distinct_solutions(size, sum(counts) * (SPARE if min_guesses else 1), rng)
-    # each part has solved boards of its own, as many as it needs puzzles, and one at least
+    # each part has its own solved boards, as many as it needs puzzles, and one at least
     ends = np.cumsum(counts)[:-1] * len(solved) // sum(counts)
     pools = np.split(solved, np.clip(ends, 1, len(solved) - 1))
     return [
@@ -121,15 +124,18 @@ def _puzzles(
     puzzles, answers = pool[:0], pool[:0]
     used = 0
     for _ in range(ROUNDS):
+        # as many as are still missing, but enough at once to keep the solver busy
         tried = count - len(puzzles)
         if min_guesses:
             tried = max(tried, TRIES)
         chosen = pool[(used + np.arange(tried)) % len(pool)]
         used += tried
         dug, good = dig(chosen, size, blanks, rng)
+        # of the puzzles that could be dug, keep those that are hard
         if min_guesses:
             guesses = search(to_masks(dug[good], size), size, limit=2).guesses
             good[good] = guesses >= min_guesses
+        # small boards repeat: only the first of equal puzzles is kept
         puzzles = np.concatenate([puzzles, dug[good]])
         answers = np.concatenate([answers, chosen[good]])
         first = _first_occurrences(puzzles)[:count]
@@ -171,6 +177,7 @@ def augment(
         part = slice(first, first + per_chunk)
         answer = np.repeat(answers[part].astype(np.uint8), copies, axis=0)
         blank = np.repeat(puzzles[part] == 0, copies, axis=0)
+        # the same symmetry for puzzle and answer; the first copy of each board stays as it is
         if num_aug:
             rng = np.random.default_rng([seed, chunk])
             original = np.arange(len(answer)) % copies == 0

@@ -61,7 +61,7 @@ WRONG: list[tuple[str, str, dict[str, str | None], str]] = [
     ("sudoku", CSV, table(f"a,{Q},,3"), "line 2 has 16 and 0 cells"),
     ("sudoku", CSV, table(f"a,z{Q[1:]},{A},3"), "line 2 has characters other"),
     ("sudoku", CSV, table(f"a,{Q},{OTHER},3"), "that contradicts"),
-    ("sudoku", CSV, table(f"a,{Q},11{A[2:]},3"), "that is no solved board"),
+    ("sudoku", CSV, table(f"a,{Q},11{A[2:]},3"), "that is not a solved board"),
     ("sudoku", CSV + " --min-difficulty 1", table(f"a,{Q},{A},"), "line 2 has rating"),
     ("sudoku", "--size 4 --min-difficulty 2", {}, "--min-difficulty: is for given puzzles alone"),
     ("sudoku", CSV + " --train 1 --validation 1", table(f"a,{Q},{A},3"), "--validation 1"),
@@ -84,7 +84,7 @@ WRONG: list[tuple[str, str, dict[str, str | None], str]] = [
     ("arc", TEST, {"y_challenges.json": "{}"}, "y_challenges.json"),
     ("arc", TEST + "/x", {"x_challenges.json": "{}"}, "x_solutions.json"),
     ("arc", TEST + "/x", kaggle([[1] * 31], [[[1]]]), "x_challenges.json: b.test.0.input.0"),
-    ("arc", TEST + "/x", kaggle([[1]], []), "task b has not 1 answers"),
+    ("arc", TEST + "/x", kaggle([[1]], []), "task b has 0 answers for 1 test"),
     ("grids", GRIDS, {}, "{in}/a"),
     ("grids", GRIDS, {"a": None}, "{in}/a: cannot be used (not a plain file)"),
     ("grids", f"{GRIDS} --permute 1 --num-aug {10**11}", {"a": line(puzzle="x")}, "too much for"),
@@ -110,7 +110,7 @@ WRONG: list[tuple[str, str, dict[str, str | None], str]] = [
     ("tokens", BYTES + " --val-share 1", {"a.txt": "a"}, "--val-share"),
     ("tokens", "--input {in} --train-bpe 9", {"a.txt": "a"}, "--train-bpe"),
     ("tokens", "--input {in} --tokenizer {in}/none.json", {"a.txt": "a"}, "{in}/none.json"),
-    ("tokens", "--input {in} --tokenizer {in}/a.txt", {"a.txt": "a"}, "is no tokenizer"),
+    ("tokens", "--input {in} --tokenizer {in}/a.txt", {"a.txt": "a"}, "is not a tokenizer"),
 ]  # fmt: skip
 
 

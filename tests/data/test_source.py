@@ -96,8 +96,8 @@ def test_every_rank_asks_for_one_shard_but_begins_no_stream_of_another_rank() ->
         ({}, "returns an empty dict; return a dict of arrays"),
         ({"inputs": ["a", "b"]}, "inputs holds str, not numbers; encode it, or leave it out"),
         ({"inputs": np.array([None])}, "inputs holds object, not numbers"),
-        ({"inputs": TWO, "labels": 3}, "labels is one number; give every example a row"),
-        ({"inputs": [[1, 2], [3]]}, "inputs makes no array; return numbers, in rows padded to"),
+        ({"inputs": TWO, "labels": 3}, "labels is one number; give every example its"),
+        ({"inputs": [[1, 2], [3]]}, "inputs cannot become an array; return numbers, in rows"),
         ({"inputs": TWO, "labels": np.zeros(3)}, "labels has 3 rows, not 2; give every example"),
     ],
 )

@@ -50,7 +50,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
             says(tokenizer="tokenizer.json")(folder),
             (folder / "tokenizer.json").write_text('{"version": "1.0"}'),
         ),
-        "tokenizer.json is no tokenizer",
+        "tokenizer.json is not a tokenizer",
     ),
 }
 

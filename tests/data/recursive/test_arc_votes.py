@@ -156,8 +156,8 @@ def test_sets_that_lack_what_votes_need_are_refused(folder: Path, tmp_path: Path
     for text, line in [
         (None, "identifiers.json: No such file or directory; build the dataset again"),
         ('["<blank>"]', "names no puzzle"),
-        (identifiers.replace(f'"{first}"', f'"{first}|||t0|||0123456789"'), "not every puzzle"),
-        (identifiers.replace("|||t1|||0", "|||t1|||1", 1), "maps no ten colours to ten"),
+        (identifiers.replace(f'"{first}"', f'"{first}|||t0|||0123456789"'), "not have each puzzle"),
+        (identifiers.replace("|||t1|||0", "|||t1|||1", 1), "does not map ten colours to ten"),
     ]:
         if text is not None:
             (tmp_path / "identifiers.json").write_text(text)

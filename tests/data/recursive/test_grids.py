@@ -1,4 +1,4 @@
-"""Tasks of one's own: what the builder makes of JSON lines, and what runs say of answers."""
+"""A user's own tasks: what the builder makes of JSON lines, and what runs say of answers."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_a_damaged_description_is_one_line(change: Any, said: str, tmp_path: Pat
         ("012 30", "rows of different lengths"),
         ("012", "has 1x3 cells and symbol 2; give what training had: 2x3, symbols 0 to 3"),
         ("014 301", "symbol 4"),
-        ("grids.jsonl", "is no grid; write"),
+        ("grids.jsonl", "is not a grid; write"),
         ('{"input": [[0, 1, 2], [3, 0, 1]], "puzzle": "x"}', "puzzle=x is not in the training"),
     ],
 )

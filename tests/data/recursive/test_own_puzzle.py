@@ -121,12 +121,12 @@ def test_many_answers_become_a_table(tmp_path: Path) -> None:
     ("kind", "given", "named"),
     [
         ("sudoku", "1234", "4 cells, not 16"),
-        ("sudoku", "5" + "." * 15, "no sudoku"),
-        ("sudoku", "board.txt", "which is no file"),
+        ("sudoku", "5" + "." * 15, "not a sudoku"),
+        ("sudoku", "board.txt", "which is not a file"),
         ("sudoku", "{folder}", "cannot be read"),
         ("sudoku", "{folder}/short", "line 3 has 15 cells"),
         ("sudoku", "{folder}/empty", "holds no puzzles"),
-        ("maze", "SS" + "." * 13 + "G", "no maze"),
+        ("maze", "SS" + "." * 13 + "G", "not a maze"),
         ("", "1", "neither Sudoku boards nor mazes, and was"),
     ],
 )
