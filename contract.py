@@ -191,7 +191,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric that tells the best checkpoint. Written with a minus in front if lower is better."""
+    """The metric that chooses the best checkpoint. As text, `-loss` means that lower is better."""
 
     name: str
     lower_is_better: bool = False
@@ -204,7 +204,7 @@ class Metric:
         return f"-{self.name}" if self.lower_is_better else self.name
 
     def improves(self, results: Mapping[str, float], best: float | None) -> bool:
-        """Returns whether a result beats the best so far, which a missing one or NaN does not."""
+        """Whether a result beats the best so far; a missing one or NaN never does."""
         value = results.get(self.name, math.nan)
         if math.isnan(value):
             return False
@@ -222,6 +222,7 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self._dropouts = []
+        # a layer's name is its stream of random numbers: the same on every rank and after a resume
         for name, layer in model.named_modules():
             if isinstance(layer, Dropout):
                 layer.stream = name
@@ -264,11 +265,12 @@ class Objective(nn.Module):
         dtype = self.dtype
         if all(weight.dtype == dtype for weight in self.model.parameters()):
             return self.model(*inputs)
+        # cast in each call, so that gradients reach the original weights, which optimizers update
         weights = {name: weight.to(dtype) for name, weight in self.model.named_parameters()}
         return functional_call(self.model, weights, inputs)
 
     def prepare(self, dist: Dist, source: Source, noise: Noise) -> None:
-        """Prepares the net for its first step, by the data or by some training of its own.
+        """Prepares the net for its first step, from the data or by a warm-up.
 
         Called once, on all ranks together, when a new run begins: neither after a resume nor for an
         evaluation. `source` is the run's data, `noise` that of this rank's shards at step 0.
@@ -357,10 +359,11 @@ class Objective(nn.Module):
         return None
 
     def judging_metric(self, asked: str | None) -> Metric:
-        """Returns the metric that tells the best checkpoint: `asked`, by default the headline."""
+        """Returns the metric that chooses the best checkpoint: `asked`, by default the headline."""
         if not asked:
             return Metric(f"eval/{self.headline.name}", self.headline.lower_is_better)
         metric = Metric.parse(asked)
+        # a user who names a cost means its smallest value, with or without the minus
         costs = {*self.costs, *([self.headline.name] if self.headline.lower_is_better else [])}
         is_cost = metric.name.rpartition("/")[2] in costs
         return Metric(metric.name, metric.lower_is_better or is_cost)
@@ -484,7 +487,7 @@ class RunLength:
         return cls(run.max_steps, run.global_batch_size, None, run.eval_every_steps)
 
     def evaluates_after(self, done: int) -> bool:
-        """Returns whether to evaluate when this many steps are done; True after the last one."""
+        """True after the last step, after each iteration, and every `eval_every_steps` steps."""
         every = self.eval_every_steps
         return (
             done == self.total_steps
@@ -499,7 +502,7 @@ class MissingFact(ConfigError, AttributeError):
 
 @dataclass(frozen=True)
 class Spec:
-    """Shapes and sizes that a source tells a net.
+    """Shapes and sizes that a net learns from its source.
 
     A line of research whose data has other facts subclasses it beside its source:
 

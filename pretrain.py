@@ -162,7 +162,9 @@ class Trainer:
         objective.move_to_devices(dist)
         frozen = frozen_files(objective).items()
         check_same_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
+        # another machine may draw other initial weights: those of rank 0 count
         broadcast_from_rank_0(shared_tensors(objective), dist)
+        # what the net does before its first step must leave the same bits on all ranks
         if self.is_new:
             objective.prepare(dist, source, Noise(cfg.seed, 0, self.owned, dist.device))
             check_same(shared_tensors(objective), dist)
@@ -213,6 +215,7 @@ class Trainer:
             saved.add("optimizer", optimizers.state, optimizers.load, optimizers.like)
         if cfg.eval_only:
             return saved
+        # state that belongs to shards, so that a resume may have another number of ranks
         carries, meter = self.carries, self.meter
         saved.add_by_shard("carry", carries.state, carries.load, carries.like, any_precision=True)
         sums_of_owned = partial(meter.state, self.owned)
@@ -448,6 +451,7 @@ class Trainer:
                 outputs.append(self.wrapped(batch, carry, replace(context, totals=totals)))
                 outputs[-1].loss.backward()
 
+        # The sums over all ranks are complete here, and not divided yet.
         norms = sync.finish()
 
         # All ranks learn the weight of the whole batch, and whether the step is finite on every
@@ -472,6 +476,7 @@ class Trainer:
         # The one division, by the weight of the whole batch: a mean of the ranks' means would
         # depend on who had how many tokens.
         sync.divide(weight, norms.values(), self.cfg.grad_clip)
+        # The step that is being taken counts, so that a warm-up does not begin with a rate of 0.
         set_lr(self.optimizers, self.schedule(self.step + 1))
         for optimizer in self.optimizers:
             optimizer.step()
@@ -546,6 +551,7 @@ class Trainer:
         def predict(batch: Batch) -> Prediction:
             return objective.predict(batch_to_device(batch, dist.device))
 
+        # with averages in place of the weights, if there are any; all is put back afterwards
         objective.eval()
         try:
             with torch.no_grad(), optimizers_own, averages:

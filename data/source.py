@@ -62,6 +62,7 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
                 f"{where}: {name} cannot become an array; return numbers, in rows padded to one"
                 " length"
             ) from None
+        # text and objects have no place in a tensor
         if array.dtype.kind not in "biufc":
             what = array.dtype.type.__name__.strip("_")
             raise ConfigError(
@@ -69,6 +70,7 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
             )
         if not array.ndim:
             raise ConfigError(f"{where}: {name} is one number; give every example its own row")
+        # the first array says how many examples there are, unless the caller does
         rows = len(array) if rows is None else rows
         if len(array) != rows:
             raise ConfigError(

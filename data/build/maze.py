@@ -62,6 +62,7 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
         ((inputs > 0) & (inputs <= GOAL)).all(1),
         "has a question with characters other than #, space, S and G",
     )
+    # a path needs exactly one start and one goal
     for token, name in ((START, "S"), (GOAL, "G")):
         check(file, lines, (inputs == token).sum(1) == 1, f"has a question without one {name}")
     check(

@@ -141,10 +141,12 @@ def collect(
                 f"{file}: line {line} has rating={brief(rating)}, not a whole number; leave"
                 " --min-difficulty out"
             ) from None
+        # easier puzzles are dropped after they were checked
         if hard:
             lines.append(line)
             questions.append(question)
             answers.append(answer)
+    # an empty split could neither be trained on nor asked
     if not lines:
         wanted = "" if min_difficulty is None else f" of --min-difficulty {min_difficulty} or more"
         raise ConfigError(

@@ -110,6 +110,7 @@ class Mistakes:
             }
             for row in rows["index"].argsort()[:SHOWN].tolist()
         ]
+        # as many as fit the page's limit, in one scene
         height, width = rows["image"].shape[1:]
         return Report(
             files=fitting(

@@ -154,6 +154,7 @@ def read_file(where: str, path: Path, field: str, wanted: range = ALL) -> Iterat
 def _lines(where: str, path: Path, field: str, wanted: range) -> Iterator[Row]:
     row = 0
     open_plain(path).close()
+    # line by line, as files may be larger than memory
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.isspace():

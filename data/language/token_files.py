@@ -76,6 +76,7 @@ def open_corpus(
     size = vocab_size
     if described.vocab_size is not None:
         size = max(vocab_size or 0, described.vocab_size)
+    # without a size, a wrong token could not be told from a rare one
     if size is None:
         raise ConfigError(
             f"{key}: no dataset.json there says how many token ids there are; add data.vocab_size,"
@@ -138,6 +139,7 @@ def _find(key: str, folder: Path) -> dict[str, dict[str, Path]]:
         if (folder / split).is_dir():
             for path in _token_files(folder / split):
                 add(split, path)
+    # held-out files may be missing, as an evaluation is optional; training cannot go without
     if not paths["train"]:
         raise ConfigError(
             f"{key}: no .npy or .bin file for training there; build them with python -m"

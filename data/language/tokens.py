@@ -112,6 +112,7 @@ def in_sequences(run: RunSettings, seq_len: int) -> RunSettings:
             f"global_batch_size={batch} and tokens_per_update={tokens}: both say how large an"
             " update is; give one, and null for the other"
         )
+    # a number of tokens must fill whole sequences in every shard
     if tokens is not None:
         unit = run.shards * seq_len
         if tokens % unit:

@@ -124,6 +124,7 @@ class FactText(DrawnSource):
             texts = (f"{passage}{''.join(text for text, _ in after)}" for passage, after in sample)
             pairs = train_bpe(texts, int(keys.tokenizer.removeprefix("bpe:")), 1 << 24)
             self._tokenizer = FromFile("data.tokenizer", "pairs", content=pairs.encode())
+        # a sample shows how long lists are in these tokens
         longest = max(len(ids) + len(text) for ids, text, _ in encode(self._tokenizer, sample))
         if longest > keys.seq_len:
             raise ConfigError(

@@ -231,6 +231,7 @@ class ArcVotes:
                 }
                 for row in np.flatnonzero((pair == number) & best)
             ]
+            # all votes of the pair, against which those of an answer are shown
             votes = int(ranked["votes"][pair == number].sum())
             shown.append({**self._pairs.shown(number), "answers": answers, "votes": votes})
         return fitting(

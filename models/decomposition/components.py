@@ -107,8 +107,7 @@ class Components(nn.Module):
                 f"arch.init=inputs: {indexed[0]} is an embedding, which has no input to begin at;"
                 " leave it out of arch.modules, or use init=random"
             )
-        # matrices with the same weights share their components: a component of one is one of the
-        # other
+        # matrices with the same weights share their components
         self.ties = ties(seams)
         self.counts = components_of(keys.C, self.names)
         for number, (first, _) in self.ties.items():
@@ -155,7 +154,7 @@ class Components(nn.Module):
 
     def for_each_component(self, by_matrix: Tensor) -> Tensor:
         """Expands a value for each matrix [..., S] to one for each component [..., K]."""
-        # one number for all matrices, the usual case, takes no tensor of counts
+        # the usual case, one number for all matrices, needs no tensor of counts
         if len(set(self.counts)) == 1:
             return by_matrix.repeat_interleave(self.counts[0], -1)
         counts = torch.tensor(self.counts, device=by_matrix.device)

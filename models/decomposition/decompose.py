@@ -92,6 +92,7 @@ class Decompose(Objective):
     def __init__(self, model: Components, keys: Losses) -> None:
         super().__init__(model)
         self.keys = keys
+        # coefficients by the names of losses, under which they are computed and logged
         names = ("faithfulness", *MASKED, "minimality")
         self.coefficients: dict[str, float] = {name: getattr(keys, name) for name in names}
         if not any(self.coefficients[name] for name in MASKED):
@@ -104,6 +105,7 @@ class Decompose(Objective):
                 "arch.loss.positions=last: compares outputs at the end of texts, and this net reads"
                 " none; use all"
             )
+        # the error is a divergence of distributions over tokens, or a square of numbers
         self.last_alone = keys.positions == "last"
         self.error_name = "kl" if model.predicts_tokens else "mse"
         self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)

@@ -127,8 +127,8 @@ class MLPGates(nn.Module):
 
 
 class InputMLPGates(nn.Module):
-    """A gate reads the whole input of its matrix: with an MLP of its own, or one that all gates of
-    the matrix share.
+    """A gate reads the whole input of its matrix: with its own MLP, or one that all gates of the
+    matrix share.
     """
 
     reads_activations = False

@@ -139,6 +139,7 @@ def gates_scene(gates: Mapping[str, np.ndarray], components: Mapping[str, np.nda
                 "levels": [levels(row[:columns].tolist()) for row in gates_NC[:rows]],
             }
         )
+    # as many panels as fit the page's limit
     return fitting(
         panels,
         lambda some: scene(

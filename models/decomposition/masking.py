@@ -122,7 +122,7 @@ def _all_passes_at_once(
         mask = Mask(mask.components.transpose(0, 1), rest)
         if one_by_one is None:
             return model.multiply(matrix, matrix_input, mask)
-        # this matrix is masked in the first Q passes, and in that of its own
+        # this matrix is masked in the first Q passes, and in its own one
         to_mask = to_leave = matrix_input
         if len(matrix_input) > 1:
             its_own = Q + matrix

@@ -143,6 +143,7 @@ class Usage:
                 mean = float(totals["gate"][k] / totals["rows"][k])
                 context = self._contexts(totals, k)[:1] if self._kind == "token" else []
                 rows.append([name, c, float(share_K[k]), mean, top, *context])
+        # the page has room for some rows; those of the first matrices are kept
         columns = ["matrix", "component", "needed by", "mean gate", f"top {self._kind}s"]
         columns += ["first context"] if self._kind == "token" else []
         return fitting(

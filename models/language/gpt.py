@@ -88,6 +88,7 @@ class Shape(Keys):
                 f"arch.rope_scaling.low_freq_factor={scaling.low_freq_factor}: must be less than"
                 f" high_freq_factor={scaling.high_freq_factor}"
             )
+        # sizes that do not divide would leave heads or groups of different sizes
         if self.head_dim is None and self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"arch.hidden_size={self.hidden_size} is not a multiple of two times"
@@ -157,7 +158,6 @@ class GPT(nn.Module):
                 self.lm_head.weight.mul_(STD * width**0.5)
 
     def block(self) -> PreNormBlock:
-        """Builds a block of this net's shape."""
         shape, eps = self.shape, self.shape.rms_norm_eps
         attention = Attention(
             shape.hidden_size,

@@ -107,6 +107,7 @@ class GPT2(nn.Module):
 
     def __init__(self, spec: Spec, keys: Shape) -> None:
         super().__init__()
+        # published weights have fixed sizes, which the data must fit
         if keys.vocab_size != spec.vocab_size:
             raise ConfigError(
                 f"its vocabulary has {keys.vocab_size} tokens, and the data's {spec.vocab_size};"

@@ -152,6 +152,7 @@ def _check_neutral(kind: str, config: Mapping[str, Any], rope: Mapping[str, Any]
     ]
     if kind == "mistral":
         options.append(("sliding_window", config["sliding_window"], None))
+    # refuse the first that is on, by the name that config.json gives it
     for key, value, wanted in options:
         if value != wanted:
             raise ConfigError(
@@ -172,6 +173,7 @@ def config_of(shape: Shape, vocab_size: int, seq_len: int, begin: int | None) ->
             "arch.qkv_bias=true: Qwen2 has such biases and Qwen3 norms queries and keys; a net"
             " with both cannot be exported"
         )
+    # the family whose nets have the options of this one
     name = "Qwen3" if shape.qk_norm else "Qwen2" if shape.qkv_bias else "Llama"
     rope: dict[str, Any] = {"rope_type": "default"}
     if shape.rope_scaling is not None:
@@ -183,6 +185,7 @@ def config_of(shape: Shape, vocab_size: int, seq_len: int, begin: int | None) ->
         **({} if name == "Llama" else {"use_sliding_window": False}),
         "torch_dtype": "float32",
         **NEUTRAL,
+        # sizes, and positions in the spelling of both versions
         "num_hidden_layers": shape.num_layers,
         "hidden_size": shape.hidden_size,
         "num_attention_heads": shape.num_heads,

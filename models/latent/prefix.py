@@ -79,7 +79,7 @@ class Prefix(nn.Module):
             self.readers.append(reader)
         states = self.net(0).shape.hidden_size if keys.encoder.states else 0
         length = spec.seq_len
-        if states:  # the first reader cuts the passage into tokens of its own
+        if states:  # the first reader cuts the passage into its own tokens
             length = spec.readers[0].passage_len
         self.encoder = Encoder(
             length, spec.vocab_size, states, keys.latents, keys.wire, keys.encoder
@@ -89,20 +89,18 @@ class Prefix(nn.Module):
         )
 
     def net(self, number: int) -> GPT:
-        """Returns a frozen model."""
         net = self.readers[number].net
         assert isinstance(net, GPT)
         return net
 
     def device_of(self, number: int) -> torch.device:
-        """The device that a frozen model is on."""
         return self.net(number).embed_tokens.embedding_weight.device
 
     def operations(self) -> tuple[float, list[float]]:
         """Returns the operations on an example of what trains, and of each frozen model: two a
         weight and position forwards, as many backwards to the inputs, and to weights that train.
         """
-        # the encoder trains: forward and both gradients
+        # the encoder trains: a forward pass, and gradients of its inputs and weights
         keys, of_encoder = self.keys, sum(p.numel() for p in self.encoder.parameters())
         trained = 6.0 * of_encoder * (self.passage_len + keys.latents)
         frozen = []

@@ -123,7 +123,7 @@ def _kept(
     # in every row and head: the first position, if it is to be kept in any case
     has_begin = model.reader_specs[number].begin_token is not None
     first_BH = (~seen_BL).sum(1)[:, None, None].expand(-1, shape.keys, int(has_begin))
-    # ranks by which to keep positions: here later is better, below by attention
+    # positions are kept by rank: here the later ones, below those with the most attention
     late_BHL = torch.arange(seen_BL.shape[1], device=seen_BL.device).float()
     late_BHL = late_BHL.masked_fill(~seen_BL, -1.0)[:, None].expand(-1, shape.keys, -1)
     where = positions(seen_BL)

@@ -179,7 +179,6 @@ class SequenceInner(Inner):
         return slots, tokens + self.sizes.prefix, self.sizes.hidden_size
 
     def stack(self, layers: int) -> Level:
-        """Builds a stack of blocks of this net's sizes."""
         sizes = self.sizes
         mixed = self.positions if sizes.mlp_t else 0
 
@@ -213,7 +212,7 @@ class SequenceInner(Inner):
     ) -> tuple[State, Tensor, Tensor]:
         cos_sin = self.rotary_emb() if self.sizes.pos_encodings in ROPES else None
         z_H, z_L = self.recur(state, self.embed(tokens_BT, puzzle_BP), cos_sin, iter(noise))
-        # the answer is read from z_H alone; halting from its first position, which is no token
+        # the answer is read from z_H alone; halting from its first position, which is not a token
         logits_BTV = self.lm_head(z_H)[:, self.sizes.prefix :]
         return (z_H.detach(), z_L.detach()), logits_BTV, self.q_head.wide(z_H[:, 0])
 

@@ -1,5 +1,5 @@
-"""What ranks tell each other once per step, in one small all-reduce: the weights of their losses,
-whether all gradients are finite, and whether any rank asks to stop or to save.
+"""One small all-reduce in each step: ranks share the weights of their losses, whether all gradients
+are finite, and whether any rank asks to stop or to save.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class Agreement:
             step, names, answers, blame = self._unread.popleft()
             with self._sync.dist.waiting():
                 sums = answers()
+            # requests add up until the run takes them
             asked = sums[len(names) :]
             before = self._requests or [0.0] * len(asked)
             self._requests = [a + b for a, b in zip(before, asked, strict=True)]

@@ -7,8 +7,8 @@ With G_s the gradient of the loss that shard s sums, and w_s the weight of its l
 whichever rank holds which shards: a rank adds up its own, all ranks add up their sums, and one
 division follows. The order of additions, and with it the rounding, depends on the ranks.
 
-With `exact=true` it does not. Each shard has a backward pass of its own, and gradients are added in
-a binary tree over the shards:
+With `exact=true` it does not. Each shard has its own backward pass, and gradients are added in a
+binary tree over the shards:
 
     ((G_0 + G_1) + (G_2 + G_3)) + ((G_4 + G_5) + (G_6 + G_7))
 
@@ -51,6 +51,7 @@ class AllReduce(Sync):
         self.buffers: list[Tensor] = []
         self._views: dict[str, Tensor] = {}
         align = max(ALIGN, dist.world_size)  # the tree cuts buffers into equal slices
+        # one message for each type, however many parameters there are
         for dtype in dict.fromkeys(p.dtype for p in self.parameters.values()):
             named = {name: p for name, p in self.parameters.items() if p.dtype == dtype}
             sizes = [-(-p.numel() // align) * align for p in named.values()]
@@ -116,6 +117,7 @@ class ExactAllReduce(AllReduce):
         self._gather()
         self._branches.append([buffer.clone() for buffer in self.buffers])
         super().zero()
+        # merge as soon as a branch is complete, so that few copies wait at once
         for _ in range(self._merges[self._shards_done]):
             right = self._branches.pop()
             torch._foreach_add_(self._branches[-1], right)
@@ -144,6 +146,7 @@ class ExactAllReduce(AllReduce):
         """Each rank adds one slice and gathers the others, which is the traffic of an ordinary
         all-reduce.
         """
+        # each rank gets the same slice of all ranks, in their order, and adds these in the tree
         slices = self.dist.all_to_all(of_rank).view(self.dist.world_size, -1)
         return self.dist.all_gather_into(total, tree_sum(list(slices)))
 

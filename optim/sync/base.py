@@ -55,6 +55,7 @@ class Sync:
 
         Communicates nothing if there are none.
         """
+        # most objectives have none; all ranks know so without a message
         if not any(statistics):
             return {}
         like = statistics[0]
@@ -64,6 +65,7 @@ class Sync:
             assert sorted(named) == names, "names must be the same in every micro-batch"
             values = [named[name].detach() for name in names]
             rows.append(torch.cat([wide(value.to(self.dist.device)).flatten() for value in values]))
+        # one message for all statistics, added in the order of gradients
         with self._waited.running():
             total = self.over_ranks(self.over_micro_batches(rows))
         pieces = total.split([like[name].numel() for name in names])
@@ -105,6 +107,7 @@ class Sync:
         By a weight that is 0 or not finite, it makes them 0. Gradients of table rows are not
         scaled: their optimizer uses only signs.
         """
+        # one division for all gradients; a weight of 0 gives a factor of 0
         factor = wide(weight).reciprocal().nan_to_num(0.0, 0.0, 0.0)
         if max_norm is not None:
             norm = self.total_norm(norms) * factor

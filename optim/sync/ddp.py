@@ -95,6 +95,7 @@ class DDP(Sync):
 
     def _sum(self, bucket: c10d.GradBucket) -> torch.futures.Future[Tensor]:
         """Sums a bucket over ranks, in place of DDP's mean."""
+        # counts what is sent: a bucket that lacks a gradient never is
         flat = bucket.buffer()
         self._missing -= sum(gradient.numel() for gradient in bucket.gradients())
         work = c10d.all_reduce(flat, group=distributed.group(self.dist), async_op=True)

@@ -54,6 +54,7 @@ class FSDP(Sync):
                 f" {kinds}; use sync=allreduce"
             )
         self._mesh = DeviceMesh.from_group(distributed.group(dist), dist.device.type)
+        # each block by itself, then what is left as the outer unit
         root = OuterUnit(objective)
         frozen = {p for p in objective.parameters() if not p.requires_grad}
         for block in objective.shardable():
@@ -76,6 +77,7 @@ class FSDP(Sync):
             if p.requires_grad
         }
         super().wrap(objective, dist)
+        # optimizers see plain tensors, which share memory with FSDP's own
         self.parameters = {
             name: nn.Parameter(p.to_local().detach())
             for name, p in objective.named_parameters()

@@ -34,6 +34,7 @@ def check_same(tensors: Mapping[str, Tensor], dist: Dist) -> None:
     if dist.world_size == 1:
         return
     _check_layout(tensors, dist)
+    # hashes are compared, as whole weights would be too much to send
     hashes = {name: sha256(tensor) for name, tensor in tensors.items()}
     if differing := _first_difference(hashes, dist):
         name, ranks = differing
@@ -90,6 +91,7 @@ def _first_difference(values: Mapping[str, str], dist: Dist) -> tuple[str, str] 
     if dist.world_size == 1 or not values:
         return None
     everyone = [json.loads(text) for text in dist.all_gather_text(json.dumps(dict(values)))]
+    # a rank may lack a name that others have, which is a difference, too
     names = dict.fromkeys(name for of_rank in everyone for name in of_rank)  # in order, each once
     for name in names:
         of_ranks = [of_rank.get(name) for of_rank in everyone]
