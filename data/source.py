@@ -80,7 +80,6 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
 
 
 def source_of(config: Mapping[str, Any]) -> Source:
-    """Makes the source of a run with this configuration."""
     run = RunSettings.of(config)
     with seeded(run.seed):  # a split that somebody else's function draws
         source: Source = make(config.get("data", {}), "data", run)

@@ -1,5 +1,5 @@
-"""Attention within documents, when several lie in one row of a batch: how positions are told what
-they see.
+"""Attention within documents, when several lie in one row of a batch: how each position knows
+what it may see.
 
 - On a CPU by the lengths of the documents, one after another (`attention.attention_within`).
 - On a GPU in half precision by PyTorch's `varlen_attn`, which skips what a mask would hide.

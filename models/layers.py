@@ -136,8 +136,8 @@ def parse_dtype(name: str) -> torch.dtype:
 def check_memory(weights: int) -> None:
     """Raises ConfigError if this many weights do not fit into this machine's memory.
 
-    Weights are drawn on the CPU for every device. A net without numbers, on the meta device, may
-    have any size.
+    Weights are drawn on the CPU for every device. On the meta device, which holds no
+    numbers, a net may have any size.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if torch.get_default_device().type != "meta" and 4 * weights > memory:

@@ -85,7 +85,7 @@ def _without_frozen(objective: Objective, named: Mapping[str, T]) -> dict[str, T
 def statistics_of(
     objective: Objective, batch: Batch, carry: Carry, ctx: Context
 ) -> dict[str, Tensor]:
-    """What `statistics` returns, with the dropout that `forward` will have."""
+    """Calls `statistics` with the dropout that `forward` will have."""
     objective.draw_from(ctx.noise)
     return objective.statistics(batch, carry, ctx)
 

@@ -43,7 +43,6 @@ Puzzles = dict[str, list[Example]]  # the pairs of each, by name, or by file and
 
 
 def read(path: Path) -> Lines:
-    """Reads a file of examples."""
     lines = enumerate(read_bytes(path).splitlines(), 1)
     named = {f"{path}: line {number}": line for number, line in lines if line.strip()}
     examples = {where: parsed(where, line, EXAMPLE) for where, line in named.items()}

@@ -80,7 +80,7 @@ def images(grids: np.ndarray) -> np.ndarray:
 
 
 def make(options: argparse.Namespace) -> dict[str, Boards]:
-    """Generates mazes for both splits. None is another's image."""
+    """Generates mazes for both splits, none of which is an image of another."""
     side = options.size
     counts = generated_counts(options)
     wanted = sum(counts.values())

@@ -62,7 +62,7 @@ class HubTexts:
         return self._dataset.num_shards
 
     def fingerprint(self) -> str:
-        """The number of files: nothing tells what is in them without reading them."""
+        """The number of files, as their content is unknown until it is read."""
         return str(len(self))
 
     def rows(self, file: int, wanted: range) -> Iterator[Row]:

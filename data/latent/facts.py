@@ -1,7 +1,6 @@
 """Lists of facts, some of which are asked for later: each is a letter and two digits.
 
-No word repeats, so that nothing can be left out: after a list the digits can be told, and after no
-list nobody can.
+Every fact is needed: the answers can be read from the list, and nobody could know them without it.
 """
 
 from __future__ import annotations

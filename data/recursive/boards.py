@@ -125,7 +125,6 @@ def boards_scene(kind: str, rows: Mapping[str, Tensor], task: Task | None = None
 
 
 def _rank(row: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Returns the key that examples are sorted by."""
     return -int(row["waited"]), int(row["index"])
 
 

@@ -170,8 +170,8 @@ def keeps_maze(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
 
 def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
     """Returns whether each answer is its maze with one shortest path marked and nothing else."""
-    # a second search sees marked cells alone: the marks must lead through, and no cell be marked
-    # besides
+    # a second search sees marked cells alone: the marks must lead through, and mark
+    # nothing else
     kept = keeps_maze(inputs, answers).all(1)
     shortest = np.array([_steps(maze) for maze in inputs])
     through = np.array([_steps(maze) for maze in np.where(answers == FREE, WALL, answers)])
@@ -180,7 +180,6 @@ def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
 
 
 def _ends(tokens: np.ndarray) -> tuple[int, int]:
-    """Returns the cells of the start and the goal."""
     return int((tokens == START).argmax()), int((tokens == GOAL).argmax())
 
 

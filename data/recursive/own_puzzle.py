@@ -100,7 +100,7 @@ class OwnPuzzles(Examples):
 
 
 def _read(puzzle: str) -> tuple[str, Rows]:
-    """Returns how messages name the puzzles, and these."""
+    """Returns the name of the puzzles in messages, and the puzzles."""
     where = f"{KEY}={short(puzzle)}"
     if not os.path.exists(puzzle):
         return f"{where} (which is not a file)", [(1, puzzle)]

@@ -41,8 +41,6 @@ Size = Annotated[int, Field(ge=1, le=MOST_IDS)]
 
 @dataclass(frozen=True)
 class PuzzleSet:
-    """The arrays of one set."""
-
     inputs: np.ndarray
     labels: np.ndarray
     puzzle_identifiers: np.ndarray
@@ -76,8 +74,6 @@ METADATA = TypeAdapter(Metadata)
 
 @dataclass(frozen=True)
 class PuzzleSplit:
-    """One split of one dataset."""
-
     where: str  # how messages name it: the user's key=value and the split's file
     metadata: Metadata
     sets: dict[str, PuzzleSet]

@@ -84,7 +84,6 @@ class Pool:
             )
 
     def read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns inputs and labels of these rows."""
         if len(self._members) == 1:
             return self._members[0].read(rows)
         seq_len = self._members[0].split.metadata.seq_len
@@ -99,8 +98,6 @@ class Pool:
 
 
 class PuzzleEvalSet:
-    """One test set of puzzles."""
-
     def __init__(self, member: Member) -> None:
         self._member, self._identifiers = member, member.identifiers
         self._first = member.puzzles.puzzle_indices.astype(np.int64)  # row of each puzzle

@@ -217,7 +217,7 @@ def _arc_pairs(member: Member, evaluators: Sequence[object] | None) -> ArcPairs 
     if not len(member.puzzles.inputs) or (evaluators is not None and not evaluators):
         return None
     if evaluators is None and task_of(member.split):
-        return None  # its canvas and symbols may be as many as ARC's
+        return None  # its canvas and vocabulary may have ARC's sizes
     try:
         return ArcPairs(member.split, member.set_name)
     except ConfigError:

@@ -105,8 +105,8 @@ class Decompose(Objective):
                 "arch.loss.positions=last: compares outputs at the end of texts, and this net reads"
                 " none; use all"
             )
-        # the error is a divergence of distributions over tokens, or a square of numbers
         self.last_alone = keys.positions == "last"
+        # the error is a divergence of distributions over tokens, or a square of numbers
         self.error_name = "kl" if model.predicts_tokens else "mse"
         self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)
         check_known(model, keys.known)

@@ -45,7 +45,7 @@ AROUND = {
 # older files hold these, too: masks, and the embedding again
 UNUSED = re.compile(r"h\.\d+\.attn\.(masked_)?bias|lm_head\.weight")
 IN_BLOCK = re.compile(r"h\.(\d+)\.(.+)\.(weight|bias)")
-# what would make another net of it
+# options that our net does not have, and the value that turns each off
 NEUTRAL = {
     "activation_function": "gelu_new",
     "scale_attn_weights": True,

@@ -140,7 +140,7 @@ def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_neutral(kind: str, config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Refuses what would make another net of it."""
+    """Refuses options that our net does not have."""
     # the first layer that is not plain attention, if any, and the share of each head that turns
     layers = [layer for layer in config.get("layer_types") or [] if layer != "full_attention"]
     turned = config.get("partial_rotary_factor", 1.0) * rope.get("partial_rotary_factor", 1.0)
@@ -349,7 +349,7 @@ def export(*arguments: str) -> str:
 
 
 def _data_of(checkpoint: str) -> tuple[Spec, str]:
-    """Opens a run's data, which know the tokenizer; why there is none, if there is none."""
+    """Opens a run's data, which know the tokenizer. Also returns why there is none, if so."""
     try:
         # This command alone needs data, which models may not import: training hands a net no more
         # than its `Spec`. So it makes them by name, as a configuration does.

@@ -115,7 +115,6 @@ class Compress(Objective):
         return StepOut(torch.stack(terms).sum(), weight, metrics)
 
     def _losses_of(self, number: int, batch: Batch, z_BMW: Tensor) -> dict[str, Tensor]:
-        """Returns the sums of one reader's losses."""
         where = self.model.device_of(number)
         passage_BL, text_BT, labels_BT = (
             batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")

@@ -116,11 +116,10 @@ class Prefix(nn.Module):
 
     @property
     def sent_bytes(self) -> int:
-        """The size of a passage's latents as they are sent."""
         return bytes_sent(self.keys.latents, self.keys.wire, self.keys.send)
 
     def places(self, passage_BL: Tensor) -> int:
-        """How many positions of a reader latents take, at most as many as the passage."""
+        """The number of positions that latents take in a reader, at most those of the passage."""
         return min(self.keys.latents, passage_BL.shape[1])
 
     def forward(self, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""What can stand in the place of a passage, and how well a frozen model predicts after it."""
+"""Stand-ins for a passage, and how well a frozen model predicts after each."""
 
 # B batch, L positions of a passage, P of a prefix, T of a text, M latents, W numbers of a latent,
 # D width of a reader, V its vocabulary, H heads of keys, G queries that share one, Q queries

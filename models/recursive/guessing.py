@@ -66,7 +66,7 @@ class GuessKeys(Rules):
     wrong_steps: Annotated[int, Field(ge=0, le=1000)]
     """Steps in training after a wrong guess"""
     value_weight: NonNegativeFloat
-    """Of the loss of telling boards with wrong guesses"""
+    """Weight of the loss by which a net learns to recognise wrong guesses"""
 
 
 class GuessObjective(Objective):

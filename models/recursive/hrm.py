@@ -19,7 +19,7 @@ from models.recursive.sequence import SequenceInner, SequenceSizes
 
 class HRMSizes(SequenceSizes):
     H_layers: Layers
-    """Of the high level"""
+    """Blocks of the high level"""
 
 
 class HRMInner(SequenceInner):

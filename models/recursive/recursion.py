@@ -56,7 +56,7 @@ class Sizes(Keys):
     eval_noise: Annotated[NonNegativeFloat, SAME_RUN]
     """The same for evaluations"""
     chains: Annotated[PositiveInt, SAME_RUN]
-    """Evaluations think about each puzzle in so many chains, which noise or starts part"""
+    """Chains of thought about each puzzle in an evaluation, which differ by noise or start"""
     judge: Annotated[Literal["halting", "residual"], SAME_RUN]
     """The chain that answers: that with the highest halting logit, or that whose state has changed
     least in the last step
