@@ -12,7 +12,8 @@ net with its loss. A yaml file names each by `_target_`, beside its keys, and th
     objective.predict(batch)                 a `Prediction`, in evaluations
 
 and does all else: ranks, gradients, optimizers, checkpoints, logs. In return a batch depends on the
-seed, the step and the shard alone, and so do random numbers, which come from `Context.noise`.
+seed, the step and the shard alone, and so do random numbers, which come from `Context.noise`
+(`Noise` and `Dropout` are in utils/noise.py).
 
 A small line needs `Source`, `Spec`, `RunLength`, `Examples`, `Objective`, `StepOut`, `Prediction`
 and `IGNORE`. data/README.md has a complete source, models/README.md a net with its yaml files and a
@@ -34,8 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from utils import noise as noise_bits
 from utils.errors import ConfigError, full_name, kind_of
+from utils.noise import Dropout, Noise
 from utils.ranks.distributed import Dist
 
 # Rows as a source gives them, by name; the first dimension is the example. Names are yours, but for
@@ -539,74 +540,3 @@ class Spec:
         raise MissingFact(
             f"the net needs `{name}`, which {self.name} does not have; use other data"
         )
-
-
-# ---- random numbers ----
-
-
-@dataclass(frozen=True)
-class Noise:
-    """The random numbers of some shards at one step, by the name of a stream: the same on every
-    device and at any number of ranks. The first dimension of a shape runs over the shards' examples
-    in order.
-    """
-
-    seed: int
-    step: int
-    shards: Sequence[int]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def uniform(self, stream: str, shape: Sequence[int], rows: Tensor | None = None) -> Tensor:
-        """Draws uniformly from [0, 1), in multiples of 2⁻²⁴, which float32 holds exactly.
-
-        With `rows`, draws only the numbers of these examples.
-        """
-        bits = self._bits(stream, shape, rows)
-        return bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
-
-    def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> Tensor:
-        """Draws integers from [low, high)."""
-        assert 0 < high - low < 2**24, (
-            f"[{low}, {high}) is empty or too wide to be drawn evenly from 31 bits"
-        )
-        bits = self._bits(stream, shape)
-        return bits.bitwise_and_(0x7FFFFFFF).to(torch.int64).remainder_(high - low).add_(low)
-
-    def normal(self, stream: str, shape: Sequence[int]) -> Tensor:
-        """Draws standard normal numbers. Devices differ only in how they round log and cos."""
-        # 1 - u is never 0
-        radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()
-        return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
-
-    def truncated_normal(self, stream: str, shape: Sequence[int]) -> Tensor:
-        """Draws from a normal distribution, cut at two sigma, with a standard deviation of 1."""
-        within = self.uniform(stream, shape).mul_(2).sub_(1).mul_(math.erf(math.sqrt(2)))
-        return within.erfinv_().mul_(math.sqrt(2) / noise_bits.LEFT_BY_CUTTING)
-
-    def _bits(self, stream: str, shape: Sequence[int], rows: Tensor | None = None) -> Tensor:
-        where = self.seed, self.step, self.shards
-        return noise_bits.draw(where, stream, shape, rows, self.device)
-
-
-class Dropout(nn.Module):
-    """Sets a share of the values to 0 in training, by masks that depend on the seed, the step, the
-    shard and this layer's name alone; `nn.Dropout` draws others on other ranks.
-
-    The first dimension of what it gets runs over the examples of the batch. All its calls in one
-    step have the same mask.
-    """
-
-    noise: Noise | None = None  # set by `Objective` before each forward pass
-    stream = "dropout"  # the layer's name in the net
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.mask(x) if self.training and self.noise is not None and self.rate else x
-
-    def mask(self, x: Tensor) -> Tensor:
-        assert self.noise is not None
-        kept = self.noise.uniform(self.stream, x.shape) >= self.rate
-        return (kept / (1 - self.rate)).to(x.dtype)

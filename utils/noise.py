@@ -11,9 +11,11 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from utils.transfer import to_device
 
@@ -43,36 +45,88 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(stream.encode()), *key])
 
 
-def draw(
-    where: tuple[int, int, Sequence[int]],
-    stream: str,
-    shape: Sequence[int],
-    rows: torch.Tensor | None,
-    device: torch.device,
-) -> torch.Tensor:
-    """Returns 32 random bits for every element, or for the elements of some `rows`.
-
-    `where` is the seed, the step and the shards; the first dimension of `shape` runs over the
-    shards' examples in order.
+@dataclass(frozen=True)
+class Noise:
+    """The random numbers of some shards at one step, by the name of a stream: the same on every
+    device and at any number of ranks. The first dimension of a shape runs over the shards' examples
+    in order.
     """
-    seed, step, shards = where
-    slots, uneven = divmod(shape[0], len(shards))
-    assert not uneven, f"{shape[0]} slots cannot belong to {len(shards)} shards"
-    per_slot = math.prod(shape[1:])
-    keys = to_device(
-        torch.from_numpy(np.stack([_key(seed, step, shard, stream) for shard in shards])), device
-    )
-    if rows is None:
-        counter = torch.arange(slots * per_slot, dtype=torch.int32, device=device)
-        before, after = keys[:, :1], keys[:, 1:]
-    else:
-        counter = (rows % slots * per_slot).int().unsqueeze(1) + torch.arange(
-            per_slot, dtype=torch.int32, device=device
+
+    seed: int
+    step: int
+    shards: Sequence[int]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def uniform(self, stream: str, shape: Sequence[int], rows: Tensor | None = None) -> Tensor:
+        """Draws uniformly from [0, 1), in multiples of 2⁻²⁴, which float32 holds exactly.
+
+        With `rows`, draws only the numbers of these examples.
+        """
+        bits = self._bits(stream, shape, rows)
+        return bits.bitwise_right_shift_(8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
+
+    def integers(self, stream: str, shape: Sequence[int], low: int, high: int) -> Tensor:
+        """Draws integers from [low, high)."""
+        assert 0 < high - low < 2**24, (
+            f"[{low}, {high}) is empty or too wide to be drawn evenly from 31 bits"
         )
-        before, after = keys[rows // slots].split(1, dim=1)
-    # two keys, so that streams whose first keys are close do not share a sequence
-    bits = _mix_(counter + before).bitwise_xor_(after)
-    return _mix_(bits).view(shape[0] if rows is None else len(rows), *shape[1:])
+        bits = self._bits(stream, shape)
+        return bits.bitwise_and_(0x7FFFFFFF).to(torch.int64).remainder_(high - low).add_(low)
+
+    def normal(self, stream: str, shape: Sequence[int]) -> Tensor:
+        """Draws standard normal numbers. Devices differ only in how they round log and cos."""
+        # 1 - u is never 0
+        radius = (1 - self.uniform(f"{stream}/radius", shape)).log_().mul_(-2).sqrt_()
+        return radius.mul_(self.uniform(f"{stream}/angle", shape).mul_(2 * math.pi).cos_())
+
+    def truncated_normal(self, stream: str, shape: Sequence[int]) -> Tensor:
+        """Draws from a normal distribution, cut at two sigma, with a standard deviation of 1."""
+        within = self.uniform(stream, shape).mul_(2).sub_(1).mul_(math.erf(math.sqrt(2)))
+        return within.erfinv_().mul_(math.sqrt(2) / LEFT_BY_CUTTING)
+
+    def _bits(self, stream: str, shape: Sequence[int], rows: Tensor | None = None) -> Tensor:
+        """Returns 32 random bits for every element, or for those of some rows."""
+        shards, device = self.shards, self.device
+        slots, uneven = divmod(shape[0], len(shards))
+        assert not uneven, f"{shape[0]} slots cannot belong to {len(shards)} shards"
+        per_slot = math.prod(shape[1:])
+        of_shards = np.stack([_key(self.seed, self.step, shard, stream) for shard in shards])
+        keys = to_device(torch.from_numpy(of_shards), device)
+        if rows is None:
+            counter = torch.arange(slots * per_slot, dtype=torch.int32, device=device)
+            before, after = keys[:, :1], keys[:, 1:]
+        else:
+            counter = (rows % slots * per_slot).int().unsqueeze(1) + torch.arange(
+                per_slot, dtype=torch.int32, device=device
+            )
+            before, after = keys[rows // slots].split(1, dim=1)
+        # two keys, so that streams whose first keys are close do not share a sequence
+        bits = _mix_(counter + before).bitwise_xor_(after)
+        return _mix_(bits).view(shape[0] if rows is None else len(rows), *shape[1:])
+
+
+class Dropout(nn.Module):
+    """Sets a share of the values to 0 in training, by masks that depend on the seed, the step, the
+    shard and this layer's name alone; `nn.Dropout` draws others on other ranks.
+
+    The first dimension of what it gets runs over the examples of the batch. All its calls in one
+    step have the same mask.
+    """
+
+    noise: Noise | None = None  # set by `Objective` before each forward pass
+    stream = "dropout"  # the layer's name in the net
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.mask(x) if self.training and self.noise is not None and self.rate else x
+
+    def mask(self, x: Tensor) -> Tensor:
+        assert self.noise is not None
+        kept = self.noise.uniform(self.stream, x.shape) >= self.rate
+        return (kept / (1 - self.rate)).to(x.dtype)
 
 
 def _key(seed: int, step: int, shard: int, stream: str) -> np.ndarray:
@@ -80,7 +134,7 @@ def _key(seed: int, step: int, shard: int, stream: str) -> np.ndarray:
     return np.random.SeedSequence(words).generate_state(2).view(np.int32)
 
 
-def _mix_(x: torch.Tensor) -> torch.Tensor:
+def _mix_(x: Tensor) -> Tensor:
     """Hashes 32-bit integers in place, by MurmurHash3's finaliser: a bijection in which every bit
     depends on every other.
     """
