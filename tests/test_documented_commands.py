@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -44,6 +46,10 @@ PLACEHOLDERS = {
 POSITIONAL = {"models.language.llama": (2, 2), "utils.checkpoint": (1, 4), "utils.report": (1, 99)}
 RANKS = re.compile(r"(?:RANKS=|--nproc-per-node[ =]|-np? )(\d+)")
 WRONG = (AssertionError, ConfigError, HydraException, SystemExit, OSError, ValueError)
+MACHINE = "(?:Xeon|EPYC|EPYC-2|H100|H200)"
+MEASURED = re.compile(  # the machine, the commit, and the keys of its recipe that changed since
+    rf"{MACHINE}(?: and {MACHINE})?, (?P<commit>[0-9a-f]{{7}})(?: \(since: (?P<changed>`.+`)\))?"
+)
 ALL = [command for path in files() for command in commands(path)]
 
 
@@ -211,8 +217,71 @@ def test_a_row_of_results_has_a_figure_a_command_and_a_commit() -> None:
     for claim, figure, _, command, measured in rows_of("RESULTS.md"):
         assert figure, claim
         assert re.search(r"`(make|python) .+`|\]\(.+\)", command), claim
-        machine = r"(Xeon|EPYC|EPYC-2|H100|H200)"
-        assert re.fullmatch(rf"{machine}( and {machine})?, [0-9a-f]{{7}}", measured), claim
+        assert MEASURED.fullmatch(measured), claim
+
+
+def git(*words: str) -> str:
+    """What git prints; nothing if it fails."""
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout
+
+
+def conf_at(commit: str | None, path: str) -> dict[str, Any]:
+    """A file of conf/ at a commit, or as it lies here; nothing if there is none."""
+    there = ROOT / "conf" / path
+    here = there.read_text() if there.exists() else ""
+    return yaml.safe_load(git("show", f"{commit}:conf/{path}") if commit else here) or {}
+
+
+def recipe(commit: str | None, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keys of a recipe at a commit, and those of the groups that it chooses."""
+    own: dict[str, Any] = {}
+    groups: dict[str, Any] = {}
+    read = conf_at(commit, f"experiment/{name}.yaml")
+    read.pop("expected", None)  # a band that was written after the run
+    for entry in read.pop("defaults", []):
+        if isinstance(entry, dict):
+            ((group, choice),) = entry.items()
+            group = group.removeprefix("override /")
+            own[group] = choice
+            groups |= flat(conf_at(commit, f"{group}/{choice}.yaml"), f"{group}.")
+        elif entry != "_self_":
+            of_entry = recipe(commit, entry)
+            own, groups = own | of_entry[0], groups | of_entry[1]
+    return own | flat(read), groups
+
+
+def flat(keys: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """The keys of nested mappings, joined by dots."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+@pytest.mark.skipif(
+    git("rev-parse", "--is-shallow-repository").strip() != "false", reason="needs git's history"
+)
+def test_a_row_of_results_names_a_commit_that_gives_it_or_the_keys_that_changed_since() -> None:
+    wrong = []
+    for claim, _, _, command, measured in rows_of("RESULTS.md"):
+        match = MEASURED.fullmatch(measured)
+        assert match, claim
+        commit, changed = match["commit"], {*re.findall(r"`(.+?)`", match["changed"] or "")}
+        for module in re.findall(r"python -m ([\w.]+)", command):
+            assert git("show", f"{commit}:{module.replace('.', '/')}.py"), f"{claim}: no {module}"
+        for name in re.findall(r"experiment=(\w+)", command):
+            then, then_groups = recipe(commit, name)
+            now, now_groups = recipe(None, name)
+            differ = {key for key in then | now if then.get(key) != now.get(key)}
+            # a key of a group that came later, or has moved, need not have changed the figure
+            both = then_groups.keys() & now_groups.keys() - now.keys()
+            differ |= {key for key in both if then_groups[key] != now_groups[key]}
+            if differ != changed:
+                wrong.append(f"{claim}: {name} at {commit} differs in {sorted(differ)}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_readme_quotes_results() -> None:
