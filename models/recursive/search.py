@@ -22,6 +22,9 @@ from utils.command.marks import SAME_RUN, Keys
 # Nodes that go through the net at once, the shape that it is compiled for: fewer are padded. On a
 # CPU, each of 8 costs no more than each of 64.
 AT_ONCE_ON_CPU, AT_ONCE = 8, 64
+# So many of the boards that wait keep their states, for each puzzle; the others begin anew. That
+# does not change a search that ends within so many boards.
+WITH_STATE = 64
 NEVER = -1e4  # as a logit
 JITTER = 0.2  # in training, cells are guessed whose entropies lie so close to the least, in nats
 
@@ -77,7 +80,7 @@ class Nodes:
 
     puzzle: Tensor
     board: Tensor
-    state: Tensor  # the row of `States` that each goes on from
+    state: Tensor  # the row that each goes on from; row 0 is the state that every board begins with
     guesses: Tensor  # the log of the probabilities of all its guesses, multiplied
     rank: Tensor  # the highest are seen next
 
@@ -87,29 +90,6 @@ class Nodes:
     def plus(self, more: Nodes) -> Nodes:
         pairs = zip(vars(self).values(), vars(more).values(), strict=True)
         return Nodes(*(torch.cat(pair) for pair in pairs))
-
-
-class States:
-    """The states that nodes go on from, and in row 0 the state that every board begins with. They
-    are large: rows stay where they are until no node needs them.
-    """
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
-
-    def put(self, state: Tensor, needed_N: Tensor) -> Tensor:
-        """Writes new states over rows that are not needed. Returns their places."""
-        # grow by doubling, which copies each row a few times at most
-        more = 1 + len(state) + len(needed_N) - len(self.rows)
-        if more > 0:
-            room = self.rows.new_empty((more + len(self.rows), *self.rows.shape[1:]))
-            self.rows = torch.cat((self.rows, room))
-        # row 0, from which every board begins, is never overwritten
-        free = torch.ones(len(self.rows), dtype=torch.bool, device=state.device)
-        free[needed_N] = free[0] = False
-        places = free.nonzero()[: len(state), 0]
-        self.rows[places] = state
-        return places
 
 
 class Answers:
@@ -147,7 +127,7 @@ def answers_by_search(
     wide = torch.promote_types(model.dtype, torch.float32)
     answers = Answers(inputs_PT, model.side + BLANK + 1, wide)
     first_P = torch.arange(len(inputs_PT), device=device)
-    states = States(model.fresh_state(1).contiguous())
+    states = model.fresh_state(1)
     certain_P = torch.zeros(len(first_P), device=device)
     nodes = Nodes(first_P, inputs_PT, torch.zeros_like(first_P), certain_P, certain_P)
     waiting = nodes.take(first_P[:0])
@@ -161,7 +141,8 @@ def answers_by_search(
         # boards that the net has seen now: puzzles without an accepted answer go on
         searched_P = answers.value_P <= threshold
         going = (searched_P[nodes.puzzle] & (nodes.board == BLANK).any(-1)).nonzero()[:, 0]
-        place = states.put(state[going], waiting.state)
+        place = len(states) + torch.arange(len(going), device=device)
+        states = torch.cat((states, state[going]))
         nodes, p_NTD = nodes.take(going), logits_NTD[going].softmax(-1)
         seen = replace(nodes, state=place, rank=F.logsigmoid(value_N[going]))
         found = next_nodes(seen, p_NTD, rules, guess=step >= rules.think_steps)
@@ -171,13 +152,16 @@ def answers_by_search(
             return
         # the best of each puzzle are seen next, some more wait, and the rest is given up
         place_N = places(waiting.puzzle, waiting.rank)
+        state_N = torch.where(place_N < rules.beam + WITH_STATE, waiting.state, 0)
+        needed, row_N = F.pad(state_N, (1, 0)).unique(return_inverse=True)
+        states, waiting = states[needed], replace(waiting, state=row_N[1:])
         nodes = waiting.take((place_N < rules.beam).nonzero()[:, 0])
         later_N = (place_N >= rules.beam) & (place_N < rules.beam + rules.waiting)
         waiting = waiting.take(later_N.nonzero()[:, 0])
 
 
 def think(
-    model: CandidateNet, weights: dict[str, Tensor], inputs_PT: Tensor, nodes: Nodes, states: States
+    model: CandidateNet, weights: dict[str, Tensor], inputs_PT: Tensor, nodes: Nodes, states: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Runs one step of the net on all nodes, some at a time."""
     known_NTD = what_is_known(inputs_PT[nodes.puzzle], nodes.board, model.side)
@@ -185,7 +169,7 @@ def think(
     size = AT_ONCE_ON_CPU if known_NTD.device.type == "cpu" else AT_ONCE
     outs = []
     for place, known in zip(nodes.state.split(size), known_NTD.split(size), strict=True):
-        state, count = states.rows[place], len(place)
+        state, count = states[place], len(place)
         if model.compiled and count < size:
             more = torch.arange(size, device=state.device).clamp_max(count - 1)
             state, known = state[more], known[more]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
 from torch.testing import assert_close
 
 from models.recursive.candidates import BLANK
-from models.recursive.search import Rules, answers_by_search
+from models.recursive.search import WITH_STATE, Rules, answers_by_search
 
 RULES: dict[str, Any] = {"think_steps": 1, "fill_above": 0.99, "try_above": 0.01, "beam": 4}
 RULES |= {"waiting": 0, "search_steps": 30, "accept": 0.95}
@@ -79,6 +80,31 @@ def test_boards_that_wait_are_seen_when_the_better_ones_have_failed() -> None:
     one = {"beam": 1, "search_steps": 100}
     assert not solve(MadeUpNet(delay=2), blanks, **one)[0]
     assert solve(MadeUpNet(delay=2), blanks, **one, waiting=20)[0]
+
+
+class StatesNet(MadeUpNet):
+    """Notes the most states that were in memory at once; one is told by its width."""
+
+    most, width = 0, 77
+
+    def fresh_state(self, boards: int) -> torch.Tensor:
+        return torch.zeros(1, self.width).expand(boards, -1)
+
+    def __call__(self, *given: Any):
+        tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+        rows = sum(len(each) for each in tensors if each.shape[1:] == (self.width,))
+        self.most = max(self.most, rows)
+        return super().__call__(*given)
+
+
+def test_few_of_the_boards_that_wait_keep_a_state() -> None:
+    net = StatesNet(value=1.0)  # never sure enough, so that many boards wait
+    rules = Rules(**RULES | {"waiting": 1000, "search_steps": 60})
+    for _ in answers_by_search(net, {"inputs": torch.full((1, 16), BLANK)}, rules):
+        pass
+    assert net.calls > 200
+    # the best, those of the step before, and those that the net is given
+    assert net.most <= 1 + (rules.beam + WITH_STATE) + 3 * rules.beam
 
 
 def test_a_digit_that_was_filled_in_wrongly_is_found_by_others_in_its_place() -> None:
