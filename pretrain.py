@@ -511,7 +511,7 @@ class Trainer:
         self.run.log(self.step, row)
         name = objective.headline.name
         self.run.progress(
-            self.step, self.total_steps, means.get("loss"), name, means.get(name), speed
+            "step", self.step, self.total_steps, means.get("loss"), name, means.get(name), speed
         )
 
     def after_step(self, requests: Sequence[float]) -> bool:
@@ -561,8 +561,9 @@ class Trainer:
                         *objective.evaluators(examples.padding(1)),
                     ]
                     place = dist.rank, dist.world_size
-                    batches = eval_batches(examples, size, *place, cfg.eval_examples)
-                    if stop := evaluation.run(name, batches, predict, evaluators):
+                    count = min(len(examples), cfg.eval_examples or len(examples))
+                    batches = eval_batches(examples, size, *place, count)
+                    if stop := evaluation.run(name, count, batches, predict, evaluators):
                         return stop
         finally:
             objective.train()

@@ -31,6 +31,8 @@ class Folder(Protocol):
 
     def say(self, text: str) -> None: ...
 
+    def progress(self, what: str, done: int, total: int) -> None: ...
+
     def write_evaluation(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
         """Writes the files of a step and a set, by name."""
         ...
@@ -88,20 +90,23 @@ class Evaluation:
     def run(
         self,
         set_name: str,
+        count: int,
         batches: Iterable[tuple[np.ndarray, Batch]],
         predict: Callable[[Batch], Prediction],
         evaluators: Sequence[Evaluator] = (),
     ) -> int:
-        """Evaluates one set, given as batches with the indices of their examples.
+        """Evaluates one set of `count` examples, given as batches with their indices.
 
         Called on every rank with equally many batches, because `predict` may talk to other ranks.
         Batches without indices are only padding and are not measured. Returns the signal that cut
         the evaluation short on all ranks, or 0.
         """
-        of_objective, kept, empty = Means(), [], True
+        of_objective, kept, done = Means(), [], 0
         measuring = [of_objective, *evaluators]
+        told = f"evaluating {set_name}: example"
+        self._folder.progress(told, 0, count)
         for indices, batch in batches:
-            prediction, empty = predict(batch), False
+            prediction = predict(batch)
             # All ranks decide together: the others would wait for one that left by itself. Only
             # now, because a prediction may have been cut short.
             if signum := signals.agreed_signal(self.dist.sums(signals.flags)):
@@ -118,7 +123,11 @@ class Evaluation:
                     if key in known
                 }
                 kept += [share | {"index": torch.from_numpy(indices.copy())}] if share else []
-        if empty:
+            # rank 0 prints; ranks take turns, and the last batches may be smaller
+            done += len(indices) * self.dist.world_size
+            if done < count:
+                self._folder.progress(told, done, count)
+        if not count:
             return 0
         rows = [self._gather(evaluator.rows()) for evaluator in measuring]
         with self.dist.agreed():

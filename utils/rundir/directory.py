@@ -58,7 +58,8 @@ class RunDirectory:
         self._early: list[str] = []  # lines printed before there is a log
         self._step: int | None = None
         self._began = 0  # the step at which this start began
-        self._first: tuple[float, int] | None = None  # time and step when progress was first told
+        # by what is counted: time and number when progress was first told
+        self._first: dict[str, tuple[float, int]] = {}
         self._printed = -math.inf  # the time of the last such line
 
     @property
@@ -212,23 +213,28 @@ class RunDirectory:
 
     def progress(
         self,
-        step: int,
+        what: str,
+        done: int,
         total: int,
-        loss: float | None,
-        headline_name: str,
-        headline_value: float | None,
-        examples_per_s: float | None,
+        loss: float | None = None,
+        headline_name: str = "",
+        headline_value: float | None = None,
+        examples_per_s: float | None = None,
     ) -> None:
-        """Prints where the run is, every ten seconds; None stands for a value that is not known
-        yet.
+        """Prints how many steps or examples are done, every ten seconds; None stands for a value
+        that is not known yet. What begins again at 0, as each evaluation does, is timed anew.
         """
         now = time.monotonic()
-        if self._first is None:
-            self._first = now, step
-        if step < total and now - self._printed < PAUSE_S:
+        if not done:
+            self._first[what] = now, 0
+            if self._printed == -math.inf:  # a short evaluation needs no line
+                self._printed = now
+            return
+        began, first = self._first.setdefault(what, (now, done))
+        if done < total and now - self._printed < PAUSE_S:
             return
         self._printed = now
-        texts = [f"{100 * step / max(1, total):3.0f}%", f"step {step}/{total}"]
+        texts = [f"{100 * done / max(1, total):3.0f}%", f"{what} {done}/{total}"]
         if loss is not None:
             texts.append(f"loss {loss:.3g}")
         if headline_value is not None:
@@ -236,9 +242,8 @@ class RunDirectory:
             texts.append(f"{headline_name.replace('_', ' ')} {headline_value:{number}}")
         if examples_per_s is not None:
             texts.append(f"{examples_per_s:,.0f} examples/s")
-        began, first = self._first
-        if first < step < total:
-            seconds = (now - began) / (step - first) * (total - step)
+        if first < done < total:
+            seconds = (now - began) / (done - first) * (total - done)
             texts.append(f"{timedelta(seconds=round(seconds))} left")
         self._print("  ".join(texts))
 

@@ -21,13 +21,16 @@ from trial.predictions import try_predictions
 from utils.errors import ConfigError
 from utils.measure.evaluation import Evaluation
 from utils.ranks.distributed import Dist
+from utils.rundir import directory
 
 ONE = torch.ones(())
 
 
 def folder(path: Path, say: Callable = print, write: Callable = pytest.fail) -> Any:
     """Stands for a run directory."""
-    return SimpleNamespace(directory=path, say=say, write_evaluation=write)
+    return SimpleNamespace(
+        directory=path, say=say, write_evaluation=write, progress=lambda *given: None
+    )
 
 
 def examples(number: int) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -82,7 +85,7 @@ def test_sets_keep_their_names_and_evaluators_belong_to_one() -> None:
     place = folder(Path(), write=lambda *given: written.append(given))
     evaluation = Evaluation(Dist(), 5, place)
     for name, number in (("a", 4), ("none", 0), ("b", 2)):
-        evaluation.run(name, examples(number), answered, [Counts()] if name != "b" else [])
+        evaluation.run(name, number, examples(number), answered, [Counts()] if name != "b" else [])
     accuracies = ["eval/accuracy", "eval/a/accuracy", "eval/b/accuracy"]
     assert evaluation.finish() == dict.fromkeys(accuracies, 1.0) | {"eval/a/total": 7.0}
     assert written == [(5, "a", {"rows.bin": b"7"})]
@@ -90,13 +93,36 @@ def test_sets_keep_their_names_and_evaluators_belong_to_one() -> None:
 
 def test_evaluators_add_to_the_line_of_each_evaluation() -> None:
     evaluation = Evaluation(Dist(), 5, folder(Path()))
-    evaluation.run("a", examples(4), answered, [Adds("votes 0.5"), Says(), Adds("paths 0.7")])
-    evaluation.run("b", examples(2), answered)
+    evaluation.run("a", 4, examples(4), answered, [Adds("votes 0.5"), Says(), Adds("paths 0.7")])
+    evaluation.run("b", 2, examples(2), answered)
     evaluation.finish()
     assert evaluation.summary == "accuracy 1.0000  votes 0.5  paths 0.7"
-    evaluation.run("b", examples(2), answered, [Adds("votes 0.6")])
+    evaluation.run("b", 2, examples(2), answered, [Adds("votes 0.6")])
     evaluation.finish()
     assert evaluation.summary == "accuracy 1.0000  a: votes 0.5  paths 0.7  b: votes 0.6"
+
+
+def test_a_long_evaluation_says_every_ten_seconds_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr(directory, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+
+    def slowly(batch: Batch) -> Prediction:
+        seconds[0] += 6.0
+        return answered(batch)
+
+    run = directory.RunDirectory(tmp_path, Dist())
+    for step in (5, 6):  # each evaluation is timed by itself
+        evaluation = Evaluation(Dist(), step, run)
+        evaluation.run("short", 2, examples(2), answered)
+        evaluation.run("long", 8, examples(8), slowly)
+        seconds[0] += 100
+    assert capsys.readouterr().out.splitlines() == [
+        " 50%  evaluating long: example 4/8  0:00:12 left",
+        " 25%  evaluating long: example 2/8  0:00:18 left",
+        " 75%  evaluating long: example 6/8  0:00:06 left",
+    ]
 
 
 class Breaks(Says):
@@ -113,18 +139,18 @@ def test_what_is_only_for_show_never_ends_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = Evaluation(Dist(), 5, folder(tmp_path))
-    evaluation.run("a", examples(4), answered, [Breaks(), Says()])
+    evaluation.run("a", 4, examples(4), answered, [Breaks(), Says()])
     assert evaluation.finish() == {"eval/accuracy": 1.0}
     assert evaluation.text == "once upon a time"
     with pytest.raises(IndexError):
-        evaluation.run("a", examples(4), answered, [Breaks("metric")])
+        evaluation.run("a", 4, examples(4), answered, [Breaks("metric")])
 
 
 def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None:
     fill(small_disk)
     said: list[str] = []
     evaluation = Evaluation(Dist(), 5, folder(small_disk, said.append), ["inputs", "answer"])
-    evaluation.run("all", examples(3), answered)
+    evaluation.run("all", 3, examples(3), answered)
     assert evaluation.finish() == {"eval/accuracy": 1.0}
     assert said == [
         "step_5_all_preds.0.safetensors cannot be written (No space left on device); the run"
