@@ -11,6 +11,7 @@ import pytest
 from tests.browser import opened
 from utils.measure.scene import levels, scene
 from utils.report.__main__ import main
+from utils.rundir.folders import CONFIG_FILE, MARK
 from utils.rundir.maker import REPORT_FILE
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>&lt;b&gt;"
@@ -92,6 +93,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("scenes") / "run"
     folder = directory / "evaluations" / "step_7" / "all"
     folder.mkdir(parents=True)
+    (directory / CONFIG_FILE).write_text(MARK)
     for name, content in all_scenes().items():
         (folder / name).write_text(content)
     assert main([str(directory)]) == 0
