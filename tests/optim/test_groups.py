@@ -69,7 +69,7 @@ def test_every_config_trains_every_parameter_once(name):
         for optimizer in optimizers:
             optimizer.step()
     assert sizes[-1] < sizes[0]
-    assert 0 < build_schedule(config.schedule, total_steps=20, steps_per_epoch=4)(3) <= 1
+    assert 0 < build_schedule(config.get("schedule"), total_steps=20, steps_per_epoch=4)(3) <= 1
 
 
 @pytest.mark.parametrize("net", ["hrm", "trm"])
