@@ -30,7 +30,7 @@ from utils.rundir.records import read_config, read_events
 from utils.sweep.children import NOT_FOR_CHILDREN
 
 STEPS = 6
-FIRST = ["compile=false", "eval_examples=64"]  # a key that is given may say otherwise
+FIRST = ["compile=false", "eval_examples=32"]  # a key that is given may say otherwise
 LAST = [
     "exact=true", "num_workers=0", "log_interval=1", "keep=null", "checkpoint_minutes=null",
     "report=false", "log=[]",
@@ -141,7 +141,8 @@ def _whole_and_in_parts(straight: Path, precision: str) -> list[Way]:
     config = read_config(straight)
     started = next(row for row in read_events(straight) if row["event"] == "started")
     shard_size = started["examples_per_step"] // config["shards"]
-    keys = ["exact=false", f"float64={precision == 'float64'}".lower()]
+    # their evaluations are not compared
+    keys = ["exact=false", "eval_examples=1", f"float64={precision == 'float64'}".lower()]
     if "forward_dtype" in config["arch"]:
         keys.append(f"arch.forward_dtype={precision}")
     one_shard = [*keys, f"micro_batch_size={shard_size}", "backend=gloo"]
