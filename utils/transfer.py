@@ -18,14 +18,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def batch_to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Copies every tensor of a batch to a device, in float64 if a run computes in it."""
-    wanted = torch.get_default_dtype()
-    return {
-        name: to_device(
-            tensor.to(wanted) if wanted == torch.float64 and tensor.is_floating_point() else tensor,
-            device,
-        )
-        for name, tensor in batch.items()
-    }
+    if torch.get_default_dtype() == torch.float64:
+        batch = {
+            name: tensor.double() if tensor.is_floating_point() else tensor
+            for name, tensor in batch.items()
+        }
+    return {name: to_device(tensor, device) for name, tensor in batch.items()}
 
 
 def widest(device: torch.device) -> torch.dtype:

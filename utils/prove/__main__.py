@@ -166,10 +166,14 @@ def _judge_parts(whole: Run, parts: Run, precision: str, others: list[str]) -> b
         row, cause = f"another run. {found}", CAUSES["parts"]
     if ended or cause:
         others.append(parts.way.name)
-    print(f"  {'parts':10} {row}", flush=True)
+    _print_row("parts", row, cause)
+    return True
+
+
+def _print_row(name: str, row: str, cause: str) -> None:
+    print(f"  {name:10} {row}", flush=True)
     if cause:
         print(f"  {'':10} {cause}", flush=True)
-    return True
 
 
 def _start(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path) -> Run:
@@ -227,10 +231,8 @@ def _judge(run: Run, straight: Path, others: list[str]) -> None:
         others += [way.name] if found else []
         about = f" ({way.about})" if way.about else ""
         row = f"another run. {found}" if found else f"the same{about}"
-    print(f"  {way.name:10} {row}", flush=True)
     # where two equal runs differ, all others do, and what they do differently is no cause
-    if cause and "again" not in others[:-1]:
-        print(f"  {'':10} {cause}", flush=True)
+    _print_row(way.name, row, "" if "again" in others[:-1] else cause)
 
 
 if __name__ == "__main__":

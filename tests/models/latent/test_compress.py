@@ -258,7 +258,7 @@ def test_the_control_is_another_passage_in_batches_of_any_size(make: Any, source
 
 
 def test_a_passage_that_is_worth_nothing_has_no_share(make: Any) -> None:
-    """Of two readers, the second reads no better after the whole passage than after nothing."""
+    """The whole passage helps the first reader, and not the second."""
     shares, passages = Shares(make().model), 50
     scores = torch.full((passages, 2, len(WAYS), 2), 10.0, dtype=torch.float64)
     ways = {way: number for number, way in enumerate(WAYS)}
