@@ -77,7 +77,7 @@ from utils.plan.settle import with_plan
 from utils.ranks import distributed, signals
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
-from utils.rundir.status import started_again
+from utils.rundir.status import confirm_finished, started_again
 from utils.sweep.needed_runs import with_needed_runs
 from utils.transfer import batch_to_device
 
@@ -322,8 +322,8 @@ class Trainer:
         """Does what is left of the run, which may be nothing."""
         cfg, run = self.cfg, self.run
         if start.is_finished(self.total_steps):
-            run.confirm_finished(self.step)
             if self.dist.is_main:
+                confirm_finished(run.directory, self.step, run.say)
                 folders.tidy(run.directory / "checkpoints", run.say)
             run.say(
                 f"{cfg.run_name} is finished, {self.step:,} steps: {run.directory}; resume=false"

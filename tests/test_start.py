@@ -30,7 +30,7 @@ from tests.runs import (
     train,
 )
 from tests.utils.checkpoint.helpers import declare
-from utils.rundir.folders import MARK, Lock
+from utils.rundir.folders import MARK, lock, unlock
 
 # a step that changes no weight
 STILL = [*INTERRUPTED, "max_steps=1", "lr=0", "puzzle_emb_lr=0", "weight_decay=0"]
@@ -267,12 +267,12 @@ SMALL = [*TINY_CNN, *QUIET, "max_steps=3", "num_workers=0", "project_name=p"]
 
 @contextmanager
 def held(run: Path) -> Iterator[None]:
-    lock = Lock(run)
-    assert lock.acquire()
+    its = lock(run)
+    assert its is not None
     try:
         yield
     finally:
-        lock.release()
+        unlock(its)
 
 
 def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path: Path) -> None:

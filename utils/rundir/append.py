@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from utils.files import read_bytes, write_whole
 
 
 class Troubles:
-    """Reports once that a file cannot be written; the run goes on."""
+    """Says once that a file cannot be written; the run goes on."""
 
-    def __init__(self, report: Callable[[str, str], None]) -> None:
-        self._report = report
-        self._reported: set[str] = set()
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: set[str] = set()
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
@@ -28,9 +29,9 @@ class Troubles:
         try:
             yield
         except OSError as error:
-            if name not in self._reported:
-                self._reported.add(name)
-                self._report(name, f"{name} cannot be written ({brief(error)}); training goes on")
+            if name not in self._said:
+                self._said.add(name)  # before it is said, which writes to log.txt
+                self._say(f"{name} cannot be written ({brief(error)}); training goes on")
 
 
 class AppendedFile:
@@ -67,6 +68,11 @@ class AppendedFile:
     def close(self) -> None:
         with contextlib.suppress(OSError), self._lock:
             self._file.close()
+
+
+def note(log: AppendedFile, text: str) -> None:
+    """Writes a line with the time to log.txt."""
+    log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}")
 
 
 def keep_rows(file: Path, last: int, evaluation_due: bool) -> None:

@@ -19,58 +19,34 @@ from utils.files import read_text
 CONFIG_FILE = "config.yaml"
 # the first line of that file, which tells a run's folder from any other
 MARK = "# The resolved configuration of a run of lockstep\n"
-TRIES = 100
 WRITTEN = ("checkpoints", "evaluations")  # folders in a run's folder that it writes into
 
 
-class Lock:
-    """One writer per run directory: a lock that the kernel releases when its process dies.
-
-    The file lies beside the directory, so that it stays when a former run is moved aside.
+def lock(directory: Path) -> FileLock | None:
+    """Locks a run's directory until `unlock`, or until this process dies. Returns None if another
+    process has the lock; where the file system has no locks, all get one.
     """
+    place = Path(os.path.realpath(directory))  # one lock for all spellings
+    # beside the directory, so that it stays when a former run is moved aside
+    held = FileLock(place.with_name(f".{place.name}.lock"))
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        held.acquire(blocking=False)
+    except Timeout:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise creation_error(place, error) from None
+    return held
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = Path(os.path.realpath(directory))  # one lock for all spellings
-        self._lock = FileLock(self._directory.with_name(f".{self._directory.name}.lock"))
-        self._made: list[Path] = []  # folders that were not there before, outermost first
 
-    def acquire(self) -> bool:
-        """Locks until `release` or the end of this process. Returns whether it could.
-
-        On file systems without locks it succeeds.
-        """
-        if self._lock.is_locked:
-            return True
-        for tries_left in reversed(range(TRIES)):
-            try:
-                for folder in reversed(self._directory.parents):
-                    if not folder.exists():
-                        folder.mkdir(exist_ok=True)
-                        self._made.append(folder)
-                self._lock.acquire(blocking=False)
-                break
-            except Timeout:
-                return False
-            except OSError as error:
-                if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
-                    break
-                # another run may just have removed the folders that it made
-                if error.errno not in (errno.ENOENT, errno.EEXIST) or not tries_left:
-                    raise creation_error(self._directory, error) from None
-        return True
-
-    def release(self) -> None:
-        """Unlocks, and removes the file; a run that was refused leaves no empty folders, either.
-        Does nothing to a lock that another process has.
-        """
-        if self._lock.is_locked:
-            # while it is still locked: a process that has opened it sees that it is gone
-            with suppress(OSError):
-                os.unlink(self._lock.lock_file)
-            self._lock.release()
+def unlock(held: FileLock | None) -> None:
+    """Gives a lock back and removes its file, if this process has one."""
+    if held is not None and held.is_locked:
+        # while it is still locked: a process that has opened it sees that it is gone
         with suppress(OSError):
-            while self._made:
-                self._made.pop().rmdir()
+            os.unlink(held.lock_file)
+        held.release()
 
 
 def make(directory: Path, move: bool) -> str:
@@ -129,17 +105,6 @@ def refuse_foreign(directory: Path) -> None:
 def _holds(directory: Path) -> str:
     """Returns the name of a file in a folder, or an empty text."""
     return next((entry.name for entry in _entries(directory) if entry.name[0] != "."), "")
-
-
-def refuse_inside(directory: Path) -> None:
-    """Refuses a folder within another run's checkpoints, which that run may delete."""
-    for folder in [directory, *directory.absolute().parents][:4]:
-        for name in ("manifest.json", "latest"):
-            if (folder / name).is_file():
-                raise ConfigError(
-                    f"checkpoint_path={directory}: {folder} belongs to a run's checkpoints"
-                    f" ({name}); give the folder of a run"
-                )
 
 
 def refuse_links(directory: Path) -> None:

@@ -31,8 +31,6 @@ class Loggers:
 
     def __init__(self, say: Say, patience_s: float) -> None:
         """`patience_s` bounds the time of `close`, because other ranks wait for this one."""
-        # continues the W&B run; kept for a later start even if W&B is off or fails now
-        self.wandb_id: str | None = None
         self._say, self._patience_s = say, patience_s
         self._open: dict[str, Logger] = {}
 
@@ -43,20 +41,21 @@ class Loggers:
         settings: Mapping[str, Any],
         resumed: int | None,
         facts: Mapping[str, Any],
-    ) -> None:
+    ) -> str | None:
         """Begins or continues this run in each of the named services.
 
         `settings` are its `project` and `name`, and for W&B a `mode` and the `id` of a run to
-        continue. `facts` stand in its config beside the run's keys.
+        continue. `facts` stand in its config beside the run's keys. Returns the id of the W&B run,
+        for a later start, even if W&B is off or fails now.
         """
-        self.wandb_id, mode = settings.get("id"), settings.get("mode", "auto")
+        wandb_id, mode = settings.get("id"), settings.get("mode", "auto")
         if mode == "disabled":
             names = [name for name in names if name != "wandb"]
         if "wandb" in names:
-            self.wandb_id = self.wandb_id or new_id()
+            wandb_id = wandb_id or new_id()
         config = {**read_config(directory), **facts}
         project, run_name = settings.get("project"), settings.get("name")
-        run = RunInfo(directory, project, run_name, config, resumed, self.wandb_id, mode)
+        run = RunInfo(directory, project, run_name, config, resumed, wandb_id, mode)
         for name in names:
             kind = LOGGERS[name]
             try:
@@ -65,6 +64,7 @@ class Loggers:
                 self._say(f"{kind.about}: not installed ({brief(error)}); pip install {name}")
             except FAILURES as error:  # of any kind: it is not what the run is about
                 self._say(f"{kind.about}: could not start ({brief(error)}); off for this run")
+        return wandb_id
 
     def log(self, step: int, values: Mapping[str, float | int | None]) -> None:
         """Sends a row. Services keep the steps that they saw before a run was continued."""

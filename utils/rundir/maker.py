@@ -23,15 +23,18 @@ class Maker:
         """`note` writes a line to log.txt, if a page cannot be made."""
         self._directory, self._note = directory.absolute(), note
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = -GAP_S
+        self._started, self._finished = -GAP_S, False
 
     def draw(self) -> None:
         """Starts drawing, unless a page is being drawn or has just been."""
         if self._wait(0.0) and time.monotonic() - self._started >= GAP_S:
             self._start()
 
-    def finish(self, patience_s: float = PATIENCE_S) -> None:
-        """Draws the last page. Waits up to `patience_s` for it, then leaves it to itself."""
+    def finish(self, patience_s: float) -> None:
+        """Draws the last page, once. Waits up to `patience_s` for it, then leaves it to itself."""
+        if self._finished:
+            return
+        self._finished = True
         deadline = time.monotonic() + patience_s
         self._wait(patience_s)  # it may have read the files too early
         self._start()

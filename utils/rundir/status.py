@@ -117,6 +117,12 @@ def state_of(directory: Path) -> str:
     return LOST if state == "running" and not is_alive(row) else state
 
 
+def confirm_finished(directory: Path, step: int, say: Callable[[str], None]) -> None:
+    """Marks a run as finished that crashed between its last checkpoint and its end."""
+    if state_of(directory) != "finished":
+        Status(directory, Troubles(say)).write("finished", "", step, 0)
+
+
 def is_alive(row: Mapping[str, Any]) -> bool:
     """Returns whether the run that wrote a status goes on: on this host its process tells, on
     others its heartbeat.

@@ -21,7 +21,7 @@ from trial.predictions import try_predictions
 from utils.errors import ConfigError
 from utils.measure.evaluation import Evaluation
 from utils.ranks.distributed import Dist
-from utils.rundir import directory
+from utils.rundir import directory, terminal
 
 ONE = torch.ones(())
 
@@ -106,7 +106,7 @@ def test_a_long_evaluation_says_every_ten_seconds_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr(directory, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
 
     def slowly(batch: Batch) -> Prediction:
         seconds[0] += 6.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def written(folder: Path) -> list[dict]:
 
 
 def test_files_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with opened(tmp_path / "p" / "x") as run:
+    with closing(opened(tmp_path / "p" / "x")) as run:
         run.log(1, {"train/loss": float("nan"), "up": float("inf"), "n": 3, "train/lr": 0.5})
         run.log(2, {"train/loss": 0.25})
         # flushed while the run goes on
@@ -88,14 +89,14 @@ def test_the_code_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_continued_run_keeps_its_whole_rows_up_to_the_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "x"
-    with opened(run, text="lr: 1") as first:
+    with closing(opened(run, text="lr: 1")) as first:
         for step in range(1, 7):
             first.log(step, {"loss": 1 / step})
     (run / "checkpoints" / "step_4").mkdir(parents=True)
     for name in ("metrics.jsonl", "log.txt"):
         with open(run / name, "a") as file:
             file.write('{"step": 1, "los')  # the crash came while this was being written
-    with opened(run, text="lr: 2", resumed=4) as second:
+    with closing(opened(run, text="lr: 2", resumed=4)) as second:
         second.log(5, {"loss": 0.2})
     assert [(row["step"], row["loss"]) for row in written(run)] == [
         (step, 1 / step) for step in range(1, 6)
@@ -106,7 +107,7 @@ def test_a_continued_run_keeps_its_whole_rows_up_to_the_checkpoint(tmp_path: Pat
     assert (run / "checkpoints" / "step_4").is_dir()
     assert os.listdir(tmp_path) == ["x"]
     assert not list(run.glob(".*"))
-    with opened(run, resumed=5) as third:
+    with closing(opened(run, resumed=5)) as third:
         third.log(5, {"eval/accuracy": 0.5})
     opened(run, resumed=5, evaluation_due=True).close()
     assert len(written(run)) == 5, "an evaluation that is still due is not there twice"
@@ -136,7 +137,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_files_lie_by_step_and_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with opened(tmp_path) as run:
+    with closing(opened(tmp_path)) as run:
         run.write_evaluation(5, "all", FILES)
         run.write_evaluation(5, "a/b", {"../x.svg": "<svg/>"})
         run.write_evaluation(10, "..", {"/etc/x": "x"})

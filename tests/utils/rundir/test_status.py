@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import threading
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from utils.rundir.status import LOST, other_writer, started_again, state_of
 
 def fill(folder: Path) -> None:
     """Leave no byte free on a disk."""
-    with open(folder / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+    with open(folder / "filler", "wb", buffering=0) as filler, suppress(OSError):
         while True:
             filler.write(bytes(512))
 
@@ -50,7 +50,7 @@ def test_only_a_run_that_has_come_further_asks_to_be_run_again(
     monkeypatch.setenv("LOCKSTEP_STATUS", str(tmp_path / "copy.json"))
     run = RunDirectory(tmp_path / "run", Dist(), evaluates)
     run.begin("a: 1\n", {"mode": "disabled"}, began)
-    with pytest.raises(Stopped) as stopped:
+    with closing(run), pytest.raises(Stopped) as stopped:
         run.stop(signum, 7, "it goes on")
     assert state(run.directory) == json.loads((tmp_path / "copy.json").read_text())
     assert (state(run.directory)["state"], state(run.directory)["exit_status"]) == (
@@ -110,7 +110,7 @@ def test_what_a_launcher_starts_again_on_another_host_is_the_same_run(
 
 def test_a_run_says_that_it_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("utils.rundir.status.BEAT_S", 0.02)
-    with opened(tmp_path / "x") as run:
+    with closing(opened(tmp_path / "x")) as run:
         first = state(tmp_path / "x")
         run.log(7, {})
         assert until(lambda: state(tmp_path / "x")["step"] == 7, 10)
@@ -135,8 +135,8 @@ def test_a_directory_that_is_gone_is_found_out_and_not_made_again(
         f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put back, it"
         " goes on"
     )
-    with opened(tmp_path / "x") as run:
-        assert run.lost() == ""
+    with closing(opened(tmp_path / "x")) as run:
+        run.check_place()
         with run._status._lock:  # the heartbeat writes nothing meanwhile
             (tmp_path / "x").rename(tmp_path / "y")
             if what == "replaced":
@@ -157,14 +157,14 @@ def test_a_run_that_another_has_taken_over_leaves_it_alone(
 ) -> None:
     """It was taken to have died: its host was out of reach, or it was suspended."""
     monkeypatch.setattr("utils.rundir.status.BEAT_S", 0.02)
-    with opened(tmp_path / "x") as run:
+    with closing(opened(tmp_path / "x")) as run:
         with run._status._lock:  # else the heartbeat might replace what it has not read
             newer = json.dumps(state(tmp_path / "x") | {"host": "n8", "pid": 5})
             (tmp_path / "x" / "status.json").write_text(newer)
-        assert until(lambda: bool(run.lost()), 10)
+        assert until(lambda: bool(run._status.lost()), 10)
         assert (
             "another run (pid 5 on host n8) has taken it over; give one of them another run_name"
-            in run.lost()
+            in run._status.lost()
         )
         run.mark("failed")
     assert (tmp_path / "x" / "status.json").read_text() == newer
