@@ -514,23 +514,11 @@ class Spec:
     Its nets then read `spec.channels`; with other data that is an error of one line.
     """
 
-    vocab_size: int = 0
+    vocab_size: int = 0  # of examples that are sequences of tokens
     seq_len: int = 0
-    table_rows: int = 0  # the number of puzzle identifiers, each with a row in the sparse table
-    num_classes: int = 0
-    num_features: int = 0  # the length of an example that is a vector
-    image_shape: tuple[int, ...] = ()
-    token_bytes: tuple[int, ...] = ()  # the bytes of text of each token, if known
-    begin_token: int | None = None  # the token before a text
-    # the most documents in a row, if attention should stay within them
-    most_documents: int = field(default=0, compare=False)
     # changes with the training data: a hash of its files, by data.files.content_hash. Data that is
     # drawn needs none: a run compares its first batch anyway
     fingerprint: str = ""
-    # turns tokens into text
-    decode: Callable[[Sequence[int]], str] | None = field(default=None, compare=False, repr=False)
-    # returns the tokenizer.json to publish with the net
-    tokenizer: Callable[[], str] | None = field(default=None, compare=False, repr=False)
     name: str = field(default="the data", compare=False)  # shown to the user
 
     def __getattr__(self, name: str) -> Any:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from contract import Spec
 from utils.errors import ConfigError, brief
 from utils.files import read_bytes
 
@@ -21,6 +23,17 @@ BEGINS = (
     "<|im_start|>", "</s>", "[CLS]",
 )  # fmt: skip
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class TextSpec(Spec):
+    """The facts of text for a net."""
+
+    token_bytes: tuple[int, ...] = ()  # the bytes of text of each token, if known
+    begin_token: int | None = None  # the token before a text
+    # the most documents in a row, if attention should stay within them
+    most_documents: int = field(default=0, compare=False)
+    tokenizer: Tokenizer | None = field(default=None, compare=False, repr=False)
 
 
 class Tokenizer(Protocol):

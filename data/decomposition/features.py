@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -38,6 +39,13 @@ class FeatureKeys(Keys):
     each"""
 
 
+@dataclass(frozen=True)
+class FeatureSpec(Spec):
+    """The facts of features for a net."""
+
+    num_features: int = 0  # the length of an example
+
+
 class FeatureSource(DrawnSource):
     """Features that are independently active with a probability, and then uniform between `low` and
     `high`.
@@ -66,7 +74,9 @@ class FeatureSource(DrawnSource):
                 "labels": np.zeros(keys.num_features, np.int32),
             }
         )
-        self.spec = Spec(num_features=keys.num_features, name=f"{keys.num_features} features")
+        self.spec = FeatureSpec(
+            num_features=keys.num_features, name=f"{keys.num_features} features"
+        )
 
     def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets

@@ -6,6 +6,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -33,12 +34,20 @@ SHADES = " .:-=+*#%@"
 Images = tuple[np.ndarray, np.ndarray]  # (N, 28, 28) and (N,), both uint8
 
 
+@dataclass(frozen=True)
+class ImageSpec(Spec):
+    """The facts of images for a net."""
+
+    num_classes: int = 0
+    image_shape: tuple[int, ...] = ()
+
+
 class ImageSource(EpochSource):
     """Training batches and the test set of a digit dataset."""
 
     def __init__(self, run: RunSettings, *, dataset: Literal["digits", "mnist"]) -> None:
         (images, labels), test = _load(dataset, run.data_path)
-        spec = Spec(
+        spec = ImageSpec(
             num_classes=CLASSES,
             image_shape=(SIDE, SIDE),
             fingerprint=content_hash({"images": images, "labels": labels}),

@@ -18,13 +18,13 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
+from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source
 from data.language.sample import Continuation, SampleKeys, sample_set
 from data.language.text_files import Documents, HubTexts, TextFiles, is_held_out
 from data.language.token_files import Corpus
 from data.language.tokens import in_sequences
 from data.language.windows import HeldOut, batch_of
-from data.tokenizer import Bytes, FromFile, Tokenizer
+from data.tokenizer import Bytes, FromFile, TextSpec, Tokenizer
 from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
 from utils.errors import ConfigError, short
 
@@ -107,13 +107,12 @@ class StreamSource(Source):
         if not (run.eval_only and keys.prompt is not None):
             self._eval_sets["val"] = HeldOut(held_out, keys.seq_len, keys.val_tokens)
         self._eval_sets |= sample_set(held_out, run.seed, keys.seq_len, keys)
-        self.spec = Spec(
+        self.spec = TextSpec(
             held_out.vocab_size,
             keys.seq_len,
             token_bytes=self._tokenizer.token_bytes,
             begin_token=held_out.begin,
-            decode=self._tokenizer.decode,
-            tokenizer=self._tokenizer.published,
+            tokenizer=self._tokenizer,
             fingerprint=held_out.fingerprint,
             name=held_out.where.partition("=")[2],
         )

@@ -12,13 +12,14 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from contract import EvalSet, Evaluator, RunSettings, Spec
+from contract import EvalSet, Evaluator, RunSettings
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
 from data.language.sample import Continuation, SampleKeys, sample_set
 from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
 from data.order import EpochSource
+from data.tokenizer import TextSpec
 from utils.command.marks import Keys
 from utils.errors import ConfigError
 
@@ -81,7 +82,7 @@ class TokenSource(EpochSource):
             most_documents = max(most_documents, held_out.most_documents)
         eval_sets |= sample_set(corpus, run.seed, keys.seq_len, keys)
 
-        spec = Spec(
+        spec = TextSpec(
             vocab_size=corpus.vocab_size,
             seq_len=keys.seq_len,
             # the same tokens cut differently are different data
@@ -90,8 +91,7 @@ class TokenSource(EpochSource):
             name=run.data_path or "Python's standard library",
             begin_token=corpus.begin,
             most_documents=most_documents,
-            decode=None if corpus.tokenizer is None else corpus.tokenizer.decode,
-            tokenizer=None if corpus.tokenizer is None else corpus.tokenizer.published,
+            tokenizer=corpus.tokenizer,
         )
         super().__init__(in_sequences(run, keys.seq_len), spec, windows, **eval_sets)
 

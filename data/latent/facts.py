@@ -12,11 +12,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from contract import IGNORE, Arrays, Examples, RunSettings, Spec
+from contract import IGNORE, Arrays, Examples, RunSettings
 from data.latent.passages import PassageSpec, ReaderKeys, WithOthers, open_readers, read_all
 from data.latent.readers import Passage, encode
 from data.order import DrawnSource
-from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
+from data.tokenizer import Bytes, FromFile, TextSpec, Tokenizer, train_bpe
 from utils.command.marks import Keys
 from utils.errors import ConfigError
 from utils.noise import generator
@@ -130,11 +130,11 @@ class FactText(DrawnSource):
                 f"data.seq_len={keys.seq_len}: lists with their questions take up to {longest}"
                 " tokens; give as many"
             )
-        self.spec = Spec(
+        self.spec = TextSpec(
             vocab_size=self._tokenizer.vocab_size,
             seq_len=keys.seq_len,
             name="lists of facts",
-            tokenizer=self._tokenizer.published,
+            tokenizer=self._tokenizer,
         )
         drawn = self._rows(keys.held_out, generator(0, "held-out facts to read"), None)
         self._eval_sets = {"val": Examples(drawn)}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from contract import IGNORE, Arrays, Spec
+from contract import IGNORE, Arrays
 from data.source import source_of
-from data.tokenizer import FromFile, Tokenizer
+from data.tokenizer import FromFile, TextSpec, Tokenizer
 from utils.checkpoint import reader
 from utils.errors import ConfigError, brief
 from utils.files import OBJECT, read_bytes, read_json
@@ -19,7 +19,7 @@ MOST = 99  # percent of texts that fit
 
 
 @dataclass(frozen=True)
-class ReaderSpec(Spec):
+class ReaderSpec(TextSpec):
     """The facts of one reader for a net: `seq_len` has room for a passage and its text."""
 
     passage_len: int = 0
@@ -120,9 +120,10 @@ def _run(key: str, folder: Path) -> tuple[bytes, int, int]:
             " one"
         )
     spec = source_of(reader.config_in(str(folder))).spec
-    if spec.tokenizer is None:
+    tokenizer = getattr(spec, "tokenizer", None)
+    if tokenizer is None:
         raise ConfigError(
             f"{key}={folder}: {spec.name} has no tokenizer; give a run on text whose tokenizer is"
             " known"
         )
-    return spec.tokenizer().encode(), spec.vocab_size, spec.seq_len
+    return tokenizer.published().encode(), spec.vocab_size, spec.seq_len

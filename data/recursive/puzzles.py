@@ -8,6 +8,7 @@ begins with the next group.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -59,6 +60,13 @@ class PuzzleKeys(Keys):
     whole_paths_from: Fraction | None
     """Mazes: paths are cut into pieces, which grow from a few cells to the whole path until this
     share of the steps is done"""
+
+
+@dataclass(frozen=True)
+class PuzzleSpec(Spec):
+    """The facts of puzzles for a net."""
+
+    table_rows: int = 0  # the number of puzzle identifiers, each with a row in the sparse table
 
 
 class PuzzleSource(Source):
@@ -121,7 +129,7 @@ class PuzzleSource(Source):
 
         # a dataset may have several sets, but has one offset
         datasets = {member.id_offset: member.split for member in train}.values()
-        self.spec = Spec(
+        self.spec = PuzzleSpec(
             vocab_size=max(split.metadata.vocab_size for split in datasets),
             seq_len=first.seq_len,
             table_rows=sum(split.metadata.num_puzzle_identifiers for split in datasets),

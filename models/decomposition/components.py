@@ -98,7 +98,8 @@ class Components(nn.Module):
             (Toy, GPT, GPT2, InductionHeads),
             "arch=tms, resid_mlp, induction and gpt, and GPT-2, can be decomposed",
         )
-        self.decode = spec.decode
+        tokenizer = getattr(spec, "tokenizer", None)
+        self.decode = None if tokenizer is None else tokenizer.decode
         chosen = choose_seams(keys.modules, seams_of(self.target.net))
         self.seams = {seam.name: seam for seam in chosen}
         self.names, seams = list(self.seams), list(self.seams.values())

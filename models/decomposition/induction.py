@@ -43,7 +43,7 @@ class InductionHeads(nn.Module):
     ) -> None:
         super().__init__()
         # puzzles have tokens, too, but no next one to predict
-        if not (spec.vocab_size and spec.seq_len) or spec.table_rows:
+        if not (spec.vocab_size and spec.seq_len) or hasattr(spec, "table_rows"):
             raise ConfigError(
                 "arch=induction needs tokens, and the data has none; use data=induction"
             )

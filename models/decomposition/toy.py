@@ -51,7 +51,7 @@ class Toy(nn.Module):
 
     def __init__(self, spec: Spec, forward_dtype: str, what: str) -> None:
         super().__init__()
-        if not spec.num_features:
+        if not hasattr(spec, "num_features"):
             raise ConfigError(
                 f"arch={what} needs features, and the data has none; use data=features"
             )

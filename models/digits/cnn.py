@@ -22,9 +22,10 @@ class CNN(nn.Module):
 
     def __init__(self, spec: Spec, dropout: tuple[Rate, Rate], forward_dtype: ForwardDtype) -> None:
         super().__init__()
-        if spec.image_shape != (28, 28):
+        shape = getattr(spec, "image_shape", "none")
+        if shape != (28, 28):
             raise ConfigError(
-                f"arch=cnn needs images of 28×28, the data has {spec.image_shape or 'none'}; use"
+                f"arch=cnn needs images of 28×28, the data has {shape}; use"
                 " data=digits or data=mnist"
             )
         self.dtype = parse_dtype(forward_dtype)

@@ -132,12 +132,12 @@ class GPT(nn.Module):
         keys.check()
         self.shape = shape = keys
         # puzzles have a vocabulary, too, but their answers are not the next tokens
-        if not (spec.vocab_size and spec.seq_len) or spec.table_rows:
+        if not (spec.vocab_size and spec.seq_len) or hasattr(spec, "table_rows"):
             raise ConfigError("arch=gpt needs text; use data=tokens or data=stream")
         self.dtype = parse_dtype(shape.forward_dtype)
-        self.seq_len, self.token_bytes = spec.seq_len, spec.token_bytes
-        self.most_documents = spec.most_documents
-        if spec.most_documents:
+        self.seq_len, self.token_bytes = spec.seq_len, getattr(spec, "token_bytes", ())
+        self.most_documents = getattr(spec, "most_documents", 0)
+        if self.most_documents:
             documents.load_kernel()
         width = shape.hidden_size
         check_memory(shape.weights + (2 - shape.tied) * width * spec.vocab_size)

@@ -115,7 +115,7 @@ class GPT2(nn.Module):
             )
         if spec.seq_len > keys.n_positions:
             raise ConfigError(f"data.seq_len={spec.seq_len}: it has {keys.n_positions} positions")
-        if spec.most_documents:
+        if getattr(spec, "most_documents", 0):
             raise ConfigError("data.documents=true: its positions count from the row's beginning")
         self.dtype, width = parse_dtype(keys.forward_dtype), keys.n_embd
         self.embed_tokens = Embedding(keys.vocab_size, width, 0.02)

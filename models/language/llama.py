@@ -337,9 +337,9 @@ def export(*arguments: str) -> str:
         {name.removeprefix("model."): tensor for name, tensor in weights.items()},
         shape,
         config.data.seq_len,
-        spec.begin_token,
+        getattr(spec, "begin_token", None),
     )
-    if spec.tokenizer is not None:
+    if not problem:
         _write_tokenizer(Path(folder), spec, config.data.seq_len)
     return (
         f"{folder}: {'averaged ' * averaged}weights of step {meta['step']},"
@@ -357,13 +357,13 @@ def _data_of(checkpoint: str) -> tuple[Spec, str]:
     except ConfigError as error:
         return Spec(), f"without a tokenizer ({error})"
     spec: Spec = source.spec
-    return spec, "" if spec.tokenizer else f"without a tokenizer ({spec.name} names none)"
+    known = getattr(spec, "tokenizer", None) is not None
+    return spec, "" if known else f"without a tokenizer ({spec.name} names none)"
 
 
 def _write_tokenizer(folder: Path, spec: Spec, seq_len: int) -> None:
-    assert spec.tokenizer is not None
     # the begin token is known by its id here, and by its text in transformers
-    content = spec.tokenizer()
+    content = spec.tokenizer.published()
     special = {token["id"]: token["content"] for token in json.loads(content)["added_tokens"]}
     about = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -142,7 +142,7 @@ class SequenceInner(Inner):
 
     def __init__(self, sizes: SequenceSizes, spec: Spec) -> None:
         super().__init__(sizes)
-        if not (spec.vocab_size and spec.table_rows):
+        if not hasattr(spec, "table_rows"):
             raise ConfigError(
                 "this net solves puzzles, and the data has none; use data=puzzles, or arch=gpt for"
                 " text"

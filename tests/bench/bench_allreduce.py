@@ -19,7 +19,8 @@ import torch
 import torch.distributed as c10d
 from torch import Tensor, nn
 
-from contract import Noise, Spec
+from contract import Noise
+from data.recursive.puzzles import PuzzleSpec
 from optim.sync.allreduce import AllReduce
 from tests.making import make_objective
 from tests.ranks import check_ended_well, run_ranks
@@ -39,7 +40,7 @@ class Reasoner(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        spec = Spec(vocab_size=11, seq_len=81, table_rows=1)
+        spec = PuzzleSpec(vocab_size=11, seq_len=81, table_rows=1)
         cycles = {"H_cycles": 1, "L_cycles": 1}
         self.net = make_objective(kind, spec, forward_dtype="float32", **cycles).model
 

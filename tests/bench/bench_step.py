@@ -60,14 +60,15 @@ FIRST = 2  # steps that compile: the second one has carries of other strides
 def ours(net: str, dtype: str, compiled: bool, device: str) -> Callable[[], None]:
     import torch
 
-    from contract import Context, Noise, Spec
+    from contract import Context, Noise
+    from data.recursive.puzzles import PuzzleSpec
     from models.objective import tables_of
     from tests.making import make_objective
     from utils.measure import hardware
 
     hardware.tune()
     tokens, vocabulary, _ = DATA[net]
-    spec = Spec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
+    spec = PuzzleSpec(vocab_size=vocabulary, seq_len=tokens, table_rows=1)
     keys = {"forward_dtype": dtype, **NETS[net]}
     objective = make_objective("hrm" if net == "hrm" else "trm", spec, **keys).to(device)
     if compiled:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 
-from contract import Spec
+from data.tokenizer import TextSpec
 from models import documents
 from models.attention import attention
 from tests.making import make_objective
@@ -100,7 +100,7 @@ def test_pytorchs_kernel_takes_these_arguments(monkeypatch: pytest.MonkeyPatch) 
 def test_other_documents_are_no_other_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_varlen", torch.compiler.disable(varlen_attn))
     monkeypatch.setattr(documents, "suits_kernel", lambda *_: True)
-    spec = Spec(vocab_size=11, seq_len=4, most_documents=4)
+    spec = TextSpec(vocab_size=11, seq_len=4, most_documents=4)
     shape = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "forward_dtype": "bfloat16"}
     net = make_objective("gpt", spec, **shape).model
     tokens, counter = torch.randint(11, (3, 4)), CompileCounter()

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from contract import Spec
+from data.decomposition.features import FeatureSpec
+from data.recursive.puzzles import PuzzleSpec
 from tests.making import make_objective
 from utils.errors import ConfigError
 
 TEXT = Spec(vocab_size=256, seq_len=64)
-BOARDS = Spec(vocab_size=6, seq_len=9, table_rows=5)
-FEATURES = Spec(num_features=5)
+BOARDS = PuzzleSpec(vocab_size=6, seq_len=9, table_rows=5)
+OBLONG = PuzzleSpec(vocab_size=6, seq_len=60, table_rows=1)
+FEATURES = FeatureSpec(num_features=5)
 ABSURD = r"a net with [\d,]+ weights needs [\d,]+ GiB"
 SCALING = {"factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}
 SCALING |= {"original_max_position_embeddings": 32}
@@ -29,9 +32,9 @@ WRONG: list[tuple[str, Spec, dict[str, Any], str]] = [
     ("hrm", BOARDS, {"pos_encodings": "rope2d", "hidden_size": 48}, "arch.num_heads=8 gives heads"),
     ("hrm", BOARDS, {"puzzle_emb_ndim": 2048, "puzzle_emb_len": 2}, "arch.puzzle_emb_len=2"),
     ("hrm", BOARDS, {"chains": 4}, "arch.chains=4"),
-    ("grid", Spec(vocab_size=6, seq_len=60, table_rows=1), {}, "arch=grid"),
+    ("grid", OBLONG, {}, "arch=grid"),
     ("grid", BOARDS, {"puzzle_emb_ndim": 8}, "arch=grid"),
-    ("symbols", Spec(vocab_size=6, seq_len=60, table_rows=1), {}, "arch=symbols solves square"),
+    ("symbols", OBLONG, {}, "arch=symbols solves square"),
     ("symbols", BOARDS, {}, "arch.symbols=None"),
     ("symbols", BOARDS, {"symbols": 6}, "arch.symbols=6"),
     ("grid", BOARDS, {"damping": 0.1}, "arch.damping"),

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 from contract import Batch, Context, Dropout, Noise, Objective, Prediction, RunLength, Spec, StepOut
+from data.decomposition.features import FeatureSpec
 from tests.ranks import ROOT
 from trial.objective import try_objective
 from trial.predictions import check_prediction
@@ -29,7 +30,7 @@ SHARDS, ROWS = 4, 6
 
 
 class MySource:
-    spec = Spec(num_features=3)
+    spec = FeatureSpec(num_features=3)
     length = RunLength(10, SHARDS * ROWS)
 
     def train_batch(self, step: int, shard: int) -> dict[str, np.ndarray]:

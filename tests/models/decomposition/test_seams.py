@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from contract import Noise
+from contract import Noise, Spec
 from models.decomposition import components
 from models.decomposition.components import Components, Mask
 from models.decomposition.decompose import Decompose
@@ -68,7 +68,7 @@ def twin_of(objective: Decompose, monkeypatch: pytest.MonkeyPatch) -> Components
     model, target = objective.model, nn.Module()
     target.net = unfused(model.target.net)
     monkeypatch.setattr(components, "load_frozen", lambda *ignored: target)
-    spec: Any = type("Spec", (), {"decode": None})
+    spec = Spec()
     keys = components.ComponentsKeys(
         target="twin",
         modules=[r"layers\..*"],

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch.testing import assert_close
 
-from contract import IGNORE, Context, Noise, Spec
+from contract import IGNORE, Context, Noise
+from data.decomposition.features import FeatureSpec
 from tests.making import make_objective
 
 
 def made(arch: str, features: int, **keys: Any) -> Any:
-    return make_objective(arch, Spec(num_features=features), **keys)
+    return make_objective(arch, FeatureSpec(num_features=features), **keys)
 
 
 def test_tms_is_its_formula_and_its_matrix_is_tied() -> None:

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from torch.testing import assert_close
 
 from contract import IGNORE, Context, Noise, Spec
+from data.tokenizer import TextSpec
 from models.language import llama
 from models.language.causal_lm import CausalLM
 from models.objective import saved_tensors
@@ -21,7 +22,7 @@ from tests.making import make_objective
 from tests.ranks import ROOT
 from utils.errors import ConfigError
 
-SPEC = Spec(vocab_size=23, seq_len=12, token_bytes=(0, *[1] * 11, *[3] * 11))
+SPEC = TextSpec(vocab_size=23, seq_len=12, token_bytes=(0, *[1] * 11, *[3] * 11))
 SMALL = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "mlp_width": 24}
 NOTHING = Context(0.0, Noise(0, 0, [0]))
 

@@ -13,12 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from contract import Spec
+from data.tokenizer import TextSpec
 from models.decomposition.seams import seams_of
 from models.language import targets
 from models.language.targets import GPT, GPT2
 from utils.errors import ConfigError
 
-SPEC = Spec(vocab_size=23, seq_len=64)
+SPEC = TextSpec(vocab_size=23, seq_len=64)
 TOKENS = torch.randint(0, 23, (3, 64), generator=torch.Generator().manual_seed(0))
 SMALL = {"vocab_size": 23, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 4}
 

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from contract import IGNORE, Noise, Spec
+from contract import IGNORE, Noise
+from data.recursive.puzzles import PuzzleSpec
 from models.layers import SwiGLU, gated_width, rotate
 from models.recursive.act import LOSSES, ActObjective
 from models.recursive.recursion import Level
@@ -23,7 +24,7 @@ from tests.making import make_objective
 from tests.models.recursive.slots import rows_of, steps
 from utils.errors import ConfigError
 
-SPEC = Spec(vocab_size=6, seq_len=9, table_rows=5)
+SPEC = PuzzleSpec(vocab_size=6, seq_len=9, table_rows=5)
 SIZES = {
     "H_cycles": 2,
     "L_cycles": 2,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from contract import Spec
+from data.recursive.puzzles import PuzzleSpec
 from data.recursive.sudoku_boards import cell_permutations
 from models.recursive.candidates import EXCLUDED, GIVEN, GUESSED, OPEN, what_is_known
 from tests.making import make_objective
@@ -18,7 +18,7 @@ from utils.errors import ConfigError
 
 
 def net(side: int = 9, **keys: Any) -> Any:
-    spec = Spec(name="boards", vocab_size=side + 2, seq_len=side * side, table_rows=1)
+    spec = PuzzleSpec(name="boards", vocab_size=side + 2, seq_len=side * side, table_rows=1)
     model = make_objective("candidates", spec, forward_dtype="float64", **keys).model.double()
     with torch.no_grad():
         for head in (model.inner.option_head, model.inner.value_head):  # zero at first

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from contract import Context, Noise, Spec
+from contract import Context, Noise
+from data.recursive.puzzles import PuzzleSpec
 from models.objective import tables_of
 from optim.adam_atan2 import AdamATan2
 from optim.sparse_signsgd import SparseSignSGD
@@ -38,7 +39,7 @@ class Recording:
         self.meta = json.loads(str(self.data["meta"]))
         config = self.meta["config"] | changed
         self.rows = config.pop("batch_size")
-        spec = Spec(
+        spec = PuzzleSpec(
             config.pop("vocab_size"), config.pop("seq_len"), config.pop("num_puzzle_identifiers")
         )
         config.pop("causal")
@@ -134,7 +135,7 @@ def test_eqr_is_trm_that_is_damped_and_disturbed_in_each_pass() -> None:
     data = np.load(GOLDEN / "eqr.npz", allow_pickle=False)
     meta = json.loads(str(data["meta"]))
     theirs = meta["config"]
-    spec = Spec(theirs.pop("vocab_size"), theirs.pop("seq_len"), table_rows=1)
+    spec = PuzzleSpec(theirs.pop("vocab_size"), theirs.pop("seq_len"), table_rows=1)
     eqr = {"random_start": True, "puzzle_emb_ndim": 0, "puzzle_emb_len": 0}
     eqr |= {"damping": 1 - theirs.pop("lambda_"), "path_noise": theirs.pop("noise_scale")}
     objective = make_objective("trm", spec, **eqr, **theirs).eval()

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch.testing import assert_close
 
-from contract import Noise, Spec
+from contract import Noise
 from data.recursive.maze import FREE, GOAL, PATH, START, WALL, generate, search
+from data.recursive.puzzles import PuzzleSpec
 from models.recursive.grid import UNREACHED
 from tests.making import make_objective
 
@@ -21,7 +22,7 @@ INPUTS = np.stack([inputs for inputs, _ in MAZES])
 
 
 def net(**keys: Any) -> Any:
-    spec = Spec(vocab_size=PATH + 1, seq_len=64, table_rows=1)
+    spec = PuzzleSpec(vocab_size=PATH + 1, seq_len=64, table_rows=1)
     return make_objective("grid", spec, hidden_size=8, **keys).model.eval()
 
 

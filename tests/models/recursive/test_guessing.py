@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from contract import Batch, Context, Noise, Spec, StepOut
+from contract import Batch, Context, Noise, StepOut
+from data.recursive.puzzles import PuzzleSpec
 from data.recursive.sudoku_boards import generate
 from models.recursive.candidates import BLANK
 from models.recursive.guessing import GuessObjective
@@ -27,7 +28,7 @@ LEARNS = words("""
     arch.hidden_size=24 arch.num_heads=null arch.forward_dtype=float32 arch.loss.search_steps=40
     data.embedded.train=200 max_steps=200 epochs=null eval_interval=null ema=false
 """)
-SPEC = Spec(vocab_size=6, seq_len=16, table_rows=1)
+SPEC = PuzzleSpec(vocab_size=6, seq_len=16, table_rows=1)
 
 
 def make(**keys: Any) -> GuessObjective:

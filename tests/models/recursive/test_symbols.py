@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from contract import Noise, Spec
+from data.recursive.puzzles import PuzzleSpec
 from tests.making import make_objective
 
-SUDOKU, SYMBOLS = Spec(name="boards", vocab_size=11, seq_len=81, table_rows=1), 9
+SUDOKU, SYMBOLS = PuzzleSpec(name="boards", vocab_size=11, seq_len=81, table_rows=1), 9
 BLANK, FIRST = 1, 2
 NOISE = Noise(0, 0, range(1), torch.device("cpu"))
 
@@ -44,7 +45,7 @@ def boards(first: int, vocabulary: int, cells: int) -> Tensor:
     [
         (SUDOKU, {}),
         (SUDOKU, {"mlp_norm": False, "H_cycles": 2}),
-        (Spec(vocab_size=7, seq_len=16, table_rows=1), {"symbols": 3}),
+        (PuzzleSpec(vocab_size=7, seq_len=16, table_rows=1), {"symbols": 3}),
     ],
 )
 def test_other_symbols_get_the_same_answer_in_those_symbols(
