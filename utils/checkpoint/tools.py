@@ -93,8 +93,8 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
 
 
 def export(path: str, folder: Path) -> str:
-    """Writes the weights, or their averages if the run averaged, as one file that programs of the
-    Hugging Face ecosystem read; returns what was made in one line.
+    """Writes a checkpoint of the weights alone, or of their averages if the run averaged, in one
+    file that programs of the Hugging Face ecosystem read; returns what was made in one line.
     """
     _refuse_existing(folder)
     groups, meta = reader.load(path, ["model", "ema"])
@@ -102,8 +102,10 @@ def export(path: str, folder: Path) -> str:
         raise ConfigError("holds no model", key="checkpoint", value=path, remedy=reader.ANOTHER)
     weights, average = groups["model"], groups.get("ema", {})
     weights |= reader.averages_in(average)
-    origin = {key: meta[key] for key in ("step", "config", "code") if key in meta}
-    values = _write_folder(folder, weights, {"origin.json": json.dumps(origin, indent=1) + "\n"})
+    kept = {key: meta[key] for key in ("step", "config", "code", "torch") if key in meta}
+    if average:  # these are the weights now
+        kept["config"] = {**kept["config"], "ema": False}
+    values = _write_folder(folder, weights, {META: json.dumps(kept, indent=1) + "\n"})
     return (
         f"{folder}: {'averaged ' * bool(average)}weights of step {meta.get('step', 'unknown')},"
         f" {len(weights)} tensors, {values:,} values"
