@@ -9,68 +9,22 @@ differ by the rounding of float64. Exit status 1 if a run is another one.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from utils.checkpoint.reader import digest
-from utils.errors import ConfigError, exit_status, visible
-from utils.files import ROOT
+from utils.errors import ConfigError, exit_status
 from utils.prove.causes import CAUSES, difference
 from utils.prove.rounding import TOLERANCE, beyond_rounding
+from utils.prove.runs import Run, Way, start
 from utils.rundir.records import read_config, read_events
-from utils.sweep.children import NOT_FOR_CHILDREN
 
 STEPS = 6
-FIRST = ["compile=false", "eval_examples=32"]  # a key that is given may say otherwise
-LAST = [
-    "exact=true", "num_workers=0", "log_interval=1", "keep=null", "checkpoint_minutes=null",
-    "report=false", "log=[]",
-]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Way:
-    """A way to train that must not matter."""
-
-    name: str
-    about: str
-    keys: Sequence[str] = ()
-    ranks: int = 1
-
-
-@dataclass(frozen=True)
-class Run:
-    """The processes of a run, one for each rank, and the file to which they write errors."""
-
-    way: Way
-    folder: Path
-    processes: Sequence[subprocess.Popen[bytes]]
-    errors: Path
-
-    def wait(self) -> int:
-        """Returns the first exit status that is not 0, of all ranks."""
-        statuses = [process.wait() for process in self.processes]
-        return next(filter(None, statuses), 0)
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    @property
-    def error(self) -> str:
-        said = self.errors.read_text(errors="replace").splitlines() or ["it said nothing"]
-        lines = [line for line in said if line.startswith("error")]
-        return visible((lines or said)[-1])
 
 
 def main(arguments: list[str]) -> int:
@@ -93,17 +47,18 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
     runs.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir=runs))
     keys = [f"max_steps={steps}", f"checkpoint_interval={half}"]
+    from_half = f"resume={folder}/straight/checkpoints/step_{half}"
     waves = [
-        [Way("straight", ""), Way("again", "another process, another PYTHONHASHSEED")],
-        [Way("two ranks", "", ["backend=gloo"], ranks=2)],
         [
-            Way(
-                "resumed", f"after step {half}",
-                [f"resume={folder}/straight/checkpoints/step_{half}"],
-            ),
+            Way("straight", "", forked=False),
+            Way("again", "another process, another PYTHONHASHSEED"),
+        ],
+        [Way("two ranks", "", ["backend=gloo"], ranks=2, forked=False)],
+        [
+            Way("resumed", f"after step {half}", [from_half]),
             Way("loader", "one process loads", ["num_workers=1"]),
         ],
-    ]  # fmt: skip
+    ]
     print(f"{steps} steps with exact=true in five ways, then whole and in parts:", flush=True)
     began = time.monotonic()
     running: list[Run] = []
@@ -111,13 +66,13 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
         for wave in waves:
             running = []
             for way in wave:  # one by one: an interrupt may come between two
-                running.append(_start(arguments, keys, way, folder))
+                running.append(start(arguments, keys, way, folder))
             for run in running:
                 _judge(run, folder / "straight", others)
         for precision in TOLERANCE:
             running = []
             for way in _whole_and_in_parts(folder / "straight", precision):
-                running.append(_start(arguments, keys, way, folder))
+                running.append(start(arguments, keys, way, folder))
             whole, parts = running
             # a net that cannot compute in float64 ends with an error of its own
             if _judge_parts(whole, parts, precision, others):
@@ -174,40 +129,6 @@ def _print_row(name: str, row: str, cause: str) -> None:
     print(f"  {name:10} {row}", flush=True)
     if cause:
         print(f"  {'':10} {cause}", flush=True)
-
-
-def _start(arguments: Sequence[str], keys: Sequence[str], way: Way, folder: Path) -> Run:
-    """Starts to train in one way."""
-    at = next((i for i, each in enumerate(arguments) if "=" in each and each[0] != "-"), 0)
-    path = folder / way.name.replace(" ", "-")
-    command = [sys.executable, str(ROOT / "pretrain.py"), *arguments[:at], *FIRST, *arguments[at:]]
-    command += [*LAST, *keys, *way.keys, f"checkpoint_path={path}"]
-    own = {key: value for key, value in os.environ.items() if key not in NOT_FOR_CHILDREN}
-    own |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(1 + (way.name != "straight"))}
-    places = [{}] if way.ranks == 1 else _places(way.ranks)
-    errors = path.with_suffix(".txt")
-    with errors.open("ab") as said:
-        processes = [
-            subprocess.Popen(
-                command, env=own | place, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=said,
-            )
-            for place in places
-        ]  # fmt: skip
-    return Run(way, path, processes, errors)
-
-
-def _places(ranks: int) -> list[dict[str, str]]:
-    """Returns the variables that tell processes of this machine that they are ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [
-        # sets have another order on each rank, as under any launcher
-        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONHASHSEED": str(1 + rank)}
-        for rank in range(ranks)
-    ]
 
 
 def _judge(run: Run, straight: Path, others: list[str]) -> None:
