@@ -25,6 +25,7 @@ from data.build.rows import (
     generated_counts,
     puzzle_parser,
     summary,
+    write_list,
 )
 from data.recursive.maze import (
     BOARDS_AT_ONCE,
@@ -130,6 +131,7 @@ def build(options: argparse.Namespace) -> str:
             inputs, labels = map(images, boards["train"])
             splits["train"] = plain_split("train", vocab_size, inputs, labels, IMAGES)
         write_puzzles(folder, splits, ["<blank>"])
+        write_list(folder, boards)
     return summary(options.output_dir, splits, boards, "mazes")
 
 

@@ -1,24 +1,32 @@
-"""Published puzzles: `source,question,answer,rating` in CSV files or on the hub."""
+"""Published puzzles: `source,question,answer,rating` in CSV files or on the hub.
+
+A dataset of them lists its boards in `boards.json`, by which they are found again among others.
+"""
 
 from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from data.build.common import Parser, whole
 from data.files import load_from_hub
 from data.recursive.puzzle_files import PuzzleSplit
 from utils.errors import ConfigError, brief
-from utils.files import open_plain
+from utils.files import open_plain, read_json
 
 SPLITS = ("train", "test")
 GENERATED = 1000  # puzzles of each split
+LIST = "boards.json"
+LISTED = TypeAdapter(dict[str, list[str]])  # codes of boards by split, in their order
 
 COLUMNS = ("question", "answer", "rating")
 Row = tuple[int, str, str, str]  # the line, counted from 1, and the columns
@@ -28,15 +36,26 @@ Parse = Callable[[str, Iterable[Row], int | None], Boards]
 
 
 def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
-    """Returns the splits, subsampled as the options say."""
+    """Returns the splits, subsampled or chosen as the options say."""
     boards: dict[str, Boards] = {}
+    listed = None
+    if options.boards is not None:
+        listed = read_json(options.boards, LISTED, f"give the {LIST} of a dataset")
+        if options.train or options.test or options.validation:
+            raise ConfigError(f"--boards {options.boards}: says how many; leave other counts out")
     for split in SPLITS:
         if options.input_dir is None:
             rows = f"{options.hub} {split}", read_hub(options.hub, split)
         else:
             file = Path(options.input_dir) / f"{split}.csv"
             rows = str(file), read_csv(file)
-        boards |= subsample(split, parse(*rows, options.min_difficulty), options)
+        given = parse(*rows, options.min_difficulty)
+        if listed is None:
+            boards |= subsample(split, given, options)
+            continue
+        for name in ("train", "validation") if split == "train" else ("test",):
+            if name in listed:
+                boards[name] = find(rows[0], given, listed[name])
     # one net answers both splits, so boards have one size
     cells, test_cells = (boards[split][0].shape[1] for split in SPLITS)
     if cells != test_cells:
@@ -163,6 +182,30 @@ def check(file: str, lines: list[int], good: np.ndarray | np.bool_, problem: str
         )
 
 
+def codes(puzzles: np.ndarray) -> list[str]:
+    """Returns a short name of each board, the same wherever it is found."""
+    return [hashlib.sha256(row.tobytes()).hexdigest()[:12] for row in puzzles.astype(np.uint8)]
+
+
+def write_list(folder: Path, boards: Mapping[str, Boards]) -> None:
+    """Says which boards a dataset has, without showing them."""
+    listed = {name: codes(puzzles) for name, (puzzles, _) in boards.items()}
+    (folder / LIST).write_text(json.dumps(listed) + "\n")
+
+
+def find(file: str, boards: Boards, wanted: list[str]) -> Boards:
+    """Returns those boards of a file that are listed, in the order of the list."""
+    puzzles, answers = boards
+    rows = {code: row for row, code in enumerate(codes(puzzles))}
+    if missing := [code for code in wanted if code not in rows]:
+        raise ConfigError(
+            f"{file}: lacks {len(missing):,} of {len(wanted):,} boards that --boards lists; give"
+            " the files that the list was made from"
+        )
+    chosen = [rows[code] for code in wanted]
+    return puzzles[chosen], answers[chosen]
+
+
 def subsample(split: str, boards: Boards, options: argparse.Namespace) -> dict[str, Boards]:
     """Chooses as many boards of a split as the options say, by default all; and of the other
     training boards those that are held out for validation.
@@ -213,6 +256,12 @@ def puzzle_parser(name: str, about: str | None, hub: str, **size: Any) -> Parser
         help="training puzzles to hold out, for data.eval_split=validation",
     )
     options.add_argument(
+        "--boards",
+        type=Path,
+        metavar="FILE",
+        help=f"take the given puzzles that the {LIST} of another dataset lists, in its order",
+    )
+    options.add_argument(
         "--min-difficulty", type=int, help="drop given puzzles with a smaller rating"
     )
     return options
@@ -220,7 +269,7 @@ def puzzle_parser(name: str, about: str | None, hub: str, **size: Any) -> Parser
 
 def check_options(options: argparse.Namespace, *generated: str) -> None:
     """Refuses options that mean nothing here; `generated` are those of generated puzzles."""
-    unused = generated if options.size is None else ("min_difficulty",)
+    unused = generated if options.size is None else ("min_difficulty", "boards")
     for name in unused:
         if getattr(options, name) is not None:
             kind = "generated puzzles, with --size" if options.size is None else "given puzzles"

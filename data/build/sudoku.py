@@ -26,10 +26,11 @@ from data.build.rows import (
     generated_counts,
     puzzle_parser,
     summary,
+    write_list,
 )
 from data.recursive.puzzle_text import tokens_of
 from data.recursive.sudoku import BLANK, BOXES, DIGITS, is_solved
-from data.recursive.sudoku_boards import generate, sudoku_split
+from data.recursive.sudoku_boards import generate, spoil, sudoku_split
 from utils.errors import exit_status
 
 # by size: hard enough to be interesting, and nearly every board can lose so many
@@ -68,6 +69,8 @@ def build(options: argparse.Namespace) -> str:
                 size, (*counts.values(),), blanks, options.seed, options.min_guesses or 0
             )
             boards = dict(zip(counts, parts, strict=True))
+        if options.impossible:
+            boards["test"] = spoil(*boards["test"], size, options.seed)
         # only training boards have images
         splits = {
             name: sudoku_split(
@@ -76,6 +79,7 @@ def build(options: argparse.Namespace) -> str:
             for name, part in boards.items()
         }
         write_puzzles(folder, splits, ["<blank>"])
+        write_list(folder, boards)
     return summary(options.output_dir, splits, boards, "boards")
 
 
@@ -99,6 +103,11 @@ def parser() -> argparse.ArgumentParser:
         "--min-guesses",
         type=whole(0),
         help="generated boards for which a search guesses at least so often",
+    )
+    options.add_argument(
+        "--impossible",
+        action="store_true",
+        help="change a clue of each test board, so that none has a solution",
     )
     return options
 

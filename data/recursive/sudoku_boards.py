@@ -151,6 +151,30 @@ def _puzzles(
     )
 
 
+def spoil(
+    puzzles: np.ndarray, answers: np.ndarray, size: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the boards with one clue changed so that no unit has a digit twice, and yet there is
+    no solution; and their answers with that clue. A solver that guesses should accept none.
+    """
+    rng = np.random.default_rng([seed, size])
+    puzzles, answers = puzzles.copy(), answers.copy()
+    left = np.arange(len(puzzles))
+    for _ in range(ROUNDS):
+        spoiled = puzzles[left]
+        cell = np.where(spoiled > 0, rng.random(spoiled.shape), -1).argmax(axis=1)
+        board = np.arange(len(left))
+        spoiled[board, cell] = rng.integers(1, size + 1, len(left))
+        bits = np.where(spoiled > 0, 1 << spoiled.astype(np.int64), 0)[:, geometry(size).units]
+        # powers of two: their sum is their union where none stands twice
+        plain = (bits.sum(axis=2) == np.bitwise_or.reduce(bits, axis=2)).all(axis=1)
+        done = plain & (search(to_masks(spoiled, size), size, limit=1).counts == 0)
+        puzzles[left[done]] = spoiled[done]
+        answers[left[done], cell[done]] = spoiled[board, cell][done]
+        left = left[~done]
+    return puzzles, answers
+
+
 def _first_occurrences(rows: np.ndarray) -> np.ndarray:
     return np.sort(np.unique(rows, axis=0, return_index=True)[1])
 

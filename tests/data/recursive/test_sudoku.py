@@ -179,6 +179,23 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_impossible_boards_break_no_rule_and_have_no_solution(tmp_path, csv_boards):
+    csv = ("--input-dir", tmp_path / "csv")
+    kept, spoiled = (
+        built(tmp_path / name, "sudoku", *csv, *options)
+        for name, options in (("kept", ()), ("spoiled", ("--impossible",)))
+    )
+    assert files(kept / "train") == files(spoiled / "train")
+    boards = np.load(spoiled / "test" / "all__inputs.npy") - BLANK
+    changed = boards != np.load(kept / "test" / "all__inputs.npy") - BLANK
+    assert (changed.sum(1) == 1).all()
+    assert (boards[changed] > 0).all()
+    for board, cell in zip(boards.tolist(), changed.argmax(1).tolist(), strict=True):
+        digit, board[cell] = board[cell], 0
+        assert peers_allow(board, cell, digit, 9)
+    assert (search(to_masks(boards, 9), 9, limit=1).counts == 0).all()
+
+
 def test_test_boards_that_are_trained_on_are_told(tmp_path, capsys):
     ((puzzles, answers),) = generate(4, (5,), 8, seed=0)
     write_csv(tmp_path / "csv", {"train": (puzzles, answers), "test": (puzzles[3:], answers[3:])})
@@ -198,6 +215,22 @@ def test_training_boards_are_held_out_for_validation(tmp_path, csv_boards):
     for split, boards in (("validation", held_out), ("test", csv_boards["test"][0] + 1)):
         read = everything(source(out, eval_split=split).eval_sets()["all"])["inputs"]
         assert {tuple(board) for board in read} == {tuple(board) for board in boards}
+
+
+def test_a_dataset_says_which_boards_it_has_and_is_built_again_from_others(
+    tmp_path, csv_boards, capsys
+):
+    options = ("--subsample-size", 6, "--num-aug", 2, "--validation", 4)
+    one = built(tmp_path / "one", "sudoku", "--input-dir", tmp_path / "csv", *options)
+    more = {split: tuple(part[::-1] for part in parts) for split, parts in csv_boards.items()}
+    write_csv(tmp_path / "more", more)
+    listed = ("--input-dir", tmp_path / "more", "--boards", one / "boards.json")
+    assert files(one) == files(built(tmp_path / "two", "sudoku", *listed, "--num-aug", 2))
+
+    write_csv(tmp_path / "few", {name: tuple(p[3:] for p in part) for name, part in more.items()})
+    arguments = ["--input-dir", tmp_path / "few", *listed[2:], "--output-dir", tmp_path / "three"]
+    assert main([*map(str, arguments)]) == 2
+    assert "few/train.csv: lacks 3 of 4 boards that --boards lists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
