@@ -189,9 +189,7 @@ class Trainer:
         self.sparse = build_sparse(cfg.optim.get("sparse"), tables, most_rows, dist)
         self.dense = build_dense(cfg.optim["dense"], parameters, sync.whole)
         self.optimizers: list[torch.optim.Optimizer] = [*self.sparse, *self.dense]
-        self.schedule = build_schedule(
-            cfg.optim.get("schedule"), length.total_steps, length.steps_per_epoch
-        )
+        self.schedule = build_schedule(cfg.optim.get("schedule"), length)
         self.norms = Norms(sync)  # of logged steps
         # of evaluations; decides which checkpoint is the best
         self.judging_metric = objective.judging_metric(cfg.objective_metric)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from contract import Batch, Carry, Context, Objective, Spec
 from models.frozen import Frozen
 from models.sparse_embedding import SparseEmbedding
-from utils.command.instantiate import make, plain
+from utils.command.instantiate import make
 from utils.measure.hardware import count_flops
 from utils.noise import seeded
 from utils.transfer import fill
@@ -27,7 +27,6 @@ def make_objective(
     """Builds a net and its loss on `device`, with initial weights drawn on the CPU, from the
     global generators as initialisers do.
     """
-    arch = plain(arch)
     with seeded(seed), nullcontext() if device is None else device:
         net = make({key: value for key, value in arch.items() if key != "loss"}, "arch", spec)
         objective: Objective = make(arch.get("loss"), "arch.loss", net)

@@ -11,8 +11,8 @@ from torch import nn
 
 from optim.muon import Muon, Whole
 from optim.sparse_signsgd import SparseSignSGD, Table
-from utils.command.instantiate import make, plain
-from utils.errors import ConfigError, short
+from utils.command.instantiate import make
+from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 
 
@@ -37,17 +37,13 @@ def build_dense(
     return optimizers
 
 
-def claimed(config: Any, names: Iterable[str]) -> list[tuple[Mapping[str, Any], list[str]]]:
+def claimed(
+    entries: Sequence[Mapping[str, Any]], names: Iterable[str]
+) -> list[tuple[Mapping[str, Any], list[str]]]:
     """Returns each entry of `optim.dense` with the parameters that its pattern claims: it is the
     first one that matches their whole names.
     """
-    entries = plain(config)
-    if not isinstance(entries, list):
-        raise ConfigError(
-            f"optim.dense={short(entries)}: must be a list of entries with the keys match and"
-            " optimizer"
-        )
-    patterns = [_pattern_of(number, entry) for number, entry in enumerate(entries)]
+    patterns = [_pattern_of(number, entry["match"]) for number, entry in enumerate(entries)]
     claims: list[list[str]] = [[] for _ in entries]
     names = list(names)
     for name in names:
@@ -68,21 +64,12 @@ def claimed(config: Any, names: Iterable[str]) -> list[tuple[Mapping[str, Any], 
     return list(zip(entries, claims, strict=True))
 
 
-def _pattern_of(number: int, entry: Any) -> re.Pattern[str]:
-    """Returns the pattern of an entry of `optim.dense`; ConfigError if it is malformed."""
-    key = f"optim.dense[{number}]"
-    if not isinstance(entry, dict) or set(entry) != {"match", "optimizer"}:
-        raise ConfigError(f"{key}={entry}: an entry has exactly the keys match and optimizer")
-    pattern = entry["match"]
-    if not isinstance(pattern, str):
-        raise ConfigError(
-            f"{key}.match={short(pattern)}: must be a regular expression in quotes, as '.*'"
-        )
+def _pattern_of(number: int, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(
-            f"{key}.match={pattern}: not a regular expression ({error}); correct it"
+            f"optim.dense[{number}].match={pattern}: not a regular expression ({error}); correct it"
         ) from None
 
 
@@ -108,7 +95,7 @@ def build_sparse(
     """Builds the optimizer of the sparse tables, if the net has any."""
     if not tables:
         return []
-    optimizer = make(config, "optim.sparse", tables=tables, capacity=capacity, dist=dist)
+    optimizer = make(config, "optim.sparse", tables, capacity, dist)
     return [_with_base_lr(optimizer, "optim.sparse")]
 
 

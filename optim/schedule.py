@@ -11,7 +11,8 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from utils.command.instantiate import make, parameters_of
+from contract import RunLength
+from utils.command.instantiate import make
 from utils.command.marks import Fraction
 from utils.errors import ConfigError, brief
 
@@ -27,20 +28,21 @@ class WarmupDecay:
     linearly (WSD, Hu et al. 2024, arXiv 2404.06395).
     """
 
-    total_steps: int
+    length: RunLength
     warmup_steps: NonNegativeInt
     min_ratio: Fraction
     decay_share: Annotated[float, Field(gt=0, le=1)] | None
 
     def __call__(self, step: int) -> float:
+        total_steps = self.length.total_steps
         if step < self.warmup_steps:
             return step / max(1, self.warmup_steps)
         if self.decay_share is not None:
-            after_warmup = self.total_steps - self.warmup_steps
-            decay_steps = min(self.decay_share * self.total_steps, after_warmup)
-            left = (self.total_steps - step) / max(1, decay_steps)
+            after_warmup = total_steps - self.warmup_steps
+            decay_steps = min(self.decay_share * total_steps, after_warmup)
+            left = (total_steps - step) / max(1, decay_steps)
             return self.min_ratio + (1 - self.min_ratio) * min(1.0, max(0.0, left))
-        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        progress = (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps)
         return self.min_ratio + max(
             0.0, (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
         )
@@ -50,34 +52,26 @@ class WarmupDecay:
 class StepDecay:
     """Multiplies the rate by `gamma` after every `every_epochs` epochs."""
 
-    steps_per_epoch: float  # a batch may straddle two epochs
+    length: RunLength
     every_epochs: PositiveInt
     gamma: float
 
     def __call__(self, step: int) -> float:
+        steps_per_epoch = self.length.steps_per_epoch  # not whole: a batch may straddle two epochs
+        if steps_per_epoch is None:
+            raise ConfigError(
+                "optim.schedule._target_=optim.schedule.StepDecay: counts epochs, and this data has"
+                " none; try optim.schedule.WarmupDecay"
+            )
         # steps count from 1, so the first step of epoch e has done (e - 1) × steps_per_epoch
-        return self.gamma ** (math.floor((step - 1) / self.steps_per_epoch) // self.every_epochs)
+        return self.gamma ** (math.floor((step - 1) / steps_per_epoch) // self.every_epochs)
 
 
-def build_schedule(
-    config: Mapping[str, Any] | None, total_steps: int, steps_per_epoch: float | None
-) -> Schedule:
-    """Builds the configured schedule, with those facts of the run's length that it takes. Without
-    one, the rate stays.
-    """
+def build_schedule(config: Mapping[str, Any] | None, length: RunLength) -> Schedule:
+    """Builds the configured schedule for a run of this length. Without one, the rate stays."""
     if config is None:
         return lambda step: 1.0
-    parameters = parameters_of(config, "optim.schedule")
-    wanted = parameters.keys() - config.keys()
-    if steps_per_epoch is None and "steps_per_epoch" in wanted:
-        target = config["_target_"]
-        raise ConfigError(
-            f"optim.schedule._target_={target}: counts epochs, and this data has none; try"
-            " optim.schedule.WarmupDecay"
-        )
-    known = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
-    facts = {name: value for name, value in known.items() if name in wanted}
-    schedule: Schedule = make(config, "optim.schedule", **facts)
+    schedule: Schedule = make(config, "optim.schedule", length)
     try:
         float(schedule(1))
     except TypeError as error:

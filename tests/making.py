@@ -17,7 +17,7 @@ from torch import Tensor
 from contract import Batch, Context, Objective, RunSettings, Spec
 from models import objective
 from utils.command import keys
-from utils.command.instantiate import make
+from utils.command.instantiate import check, make
 from utils.plan.needs import Needs, count
 
 OF_THE_RUN = {field.name for field in fields(RunSettings)}
@@ -51,7 +51,7 @@ def _checked(group: str, choice: str, changes: dict[str, Any]) -> Any:
     config = copy.deepcopy(_composed(f"{group}={choice}"))
     config[group] = OmegaConf.merge(config[group], changes)
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    return keys.check(plain)[group]
+    return getattr(check(plain), group)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -61,6 +62,25 @@ def test_a_default_stands_in_yaml_or_in_a_signature_never_in_both() -> None:
             assert not twice, f"{path.name}: {given['_target_']}"
 
 
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optim.dense=3", "optim.dense=3: must be a valid list"),
+        (
+            "optim.dense=[{match: 3, optimizer: {}}]",
+            "optim.dense[0].match=3: must be a valid string",
+        ),
+        ("optim.dense=[{match: x}]", "optim.dense[0].optimizer=null: is missing"),
+        ("+optim.spars=null", "optim.spars=null: unknown key; did you mean optim.sparse"),
+        ("arch.loss=3", "arch.loss=3: needs a _target_"),
+        ("arch=[hrm,trm]", "arch=[hrm,trm]: is not a name; --help arch lists the choices"),
+    ],
+)
+def test_a_malformed_group_is_refused_before_anything_is_made(override: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
+        config_of(override)
+
+
 class Own:
     """A net with names of keys that a run passes elsewhere."""
 
@@ -68,7 +88,7 @@ class Own:
 
 
 def test_a_net_of_ones_own_may_have_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "find", lambda path, target: Own)
+    monkeypatch.setattr(keys, "find", lambda part, path: Own)
     assert [*keys.keys_of({}, "arch").model_fields] == ["capacity", "model", "run", "dist"]
 
 

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.testing import assert_close
 
+from contract import RunLength
 from models.sparse_embedding import SparseEmbedding
 from optim.groups import build_dense, build_sparse
 from optim.schedule import build_schedule
@@ -42,7 +43,8 @@ def parameters(shapes=LAYERS):
 
 def config_of(name):
     loaded = OmegaConf.load(CONF / "optim" / f"{name}.yaml")
-    return OmegaConf.merge(ROOT_KEYS, loaded if "optim" in loaded else {"optim": loaded}).optim
+    merged = OmegaConf.merge(ROOT_KEYS, loaded if "optim" in loaded else {"optim": loaded})
+    return OmegaConf.to_container(merged.optim, resolve=True)
 
 
 def dense(match=".*", target="optim.builtin.sgd", **keys):
@@ -53,7 +55,7 @@ def dense(match=".*", target="optim.builtin.sgd", **keys):
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "optim").glob("*.yaml")))
 def test_every_config_trains_every_parameter_once(name):
     config, named = config_of(name), parameters()
-    optimizers = build_dense(config.dense, named)
+    optimizers = build_dense(config["dense"], named)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     owned = [p for group in groups for p in group["params"]]
     assert sorted(map(id, owned)) == sorted(map(id, named.values()))
@@ -69,12 +71,14 @@ def test_every_config_trains_every_parameter_once(name):
         for optimizer in optimizers:
             optimizer.step()
     assert sizes[-1] < sizes[0]
-    assert 0 < build_schedule(config.get("schedule"), total_steps=20, steps_per_epoch=4)(3) <= 1
+    assert 0 < build_schedule(config.get("schedule"), RunLength(20, 1, 4))(3) <= 1
 
 
 @pytest.mark.parametrize("net", ["hrm", "trm"])
 def test_nets_with_a_table_say_who_trains_it(net):
-    config = OmegaConf.load(CONF / "arch" / f"{net}.yaml").optim.sparse
+    config = OmegaConf.load(CONF / "arch" / f"{net}.yaml")
+    OmegaConf.update(config, "puzzle_emb_lr", 1e-2)
+    config = OmegaConf.to_container(config, resolve=True)["optim"]["sparse"]
     (sparse,) = build_sparse(config, {"table": SparseEmbedding(3, 2)}, 4, Dist())
     assert sparse.param_groups[0]["base_lr"] == 1e-2
     assert build_sparse(config, {}, 4, Dist()) == build_sparse(None, {}, 4, Dist()) == []
@@ -83,7 +87,7 @@ def test_nets_with_a_table_say_who_trains_it(net):
 
 
 def test_muon_gets_the_matrices_of_the_layers_only():
-    made = build_dense(config_of("muon").dense, parameters())
+    made = build_dense(config_of("muon")["dense"], parameters())
     assert [type(optimizer).__name__ for optimizer in made] == ["Muon", "AdamW"]
     for optimizer, of_layers in zip(made, (True, False), strict=True):
         names = [name for name in LAYERS if (".layers." in name) == of_layers]
@@ -92,7 +96,7 @@ def test_muon_gets_the_matrices_of_the_layers_only():
 
 def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
     named = parameters()
-    (adamw,) = build_dense(config_of("adamw_matrices").dense, named)
+    (adamw,) = build_dense(config_of("adamw_matrices")["dense"], named)
     before = {name: p.detach().clone() for name, p in named.items()}
     for p in named.values():
         p.grad = torch.zeros_like(p)
@@ -112,15 +116,12 @@ def test_norms_and_biases_do_not_decay_where_matrices_alone_do():
             r"optim.dense\[1\].match=\.\*bias: earlier patterns claim all",
         ),
         (dense(match="("), r"optim.dense\[0\].match=\(: not a regular expression"),
-        (dense(momentun=0.5), r"optim.dense\[0\].optimizer: optim.builtin.sgd.*momentun"),
+        (dense(momentun=0.5), r"optim.dense\[0\].optimizer.momentun=0.5: unknown key; did"),
         (dense(momentum=-3), r"optim.dense\[0\].optimizer: .*momentum=-3.*Invalid momentum"),
-        (dense(lr="fast"), r"optim.dense\[0\].optimizer: .*lr=fast"),
+        (dense(lr="fast"), r"optim.dense\[0\].optimizer.lr=fast: must be a valid number"),
         (dense(target="torch.optim.SGD"), "_target_=torch.optim.SGD: only things of this"),
         (dense(target="optim.builtin.muon"), r"Muon takes matrices, but .*bias has shape \(2,\)"),
-        ([{"match": 3, "optimizer": {}}], r"^optim.dense\[0\].match=3: must be a regular"),
-        ({"match": ".*"}, r"^optim.dense=.*must be a list of entries"),
         ([], r"^optim.dense: no pattern matches parameter"),
-        ([{"match": ".*"}], r"optim.dense\[0\]=.*exactly the keys match and optimizer"),
         ([{"match": ".*", "optimizer": {"lr": 1}}], r"\[0\].optimizer._target_=null"),
     ],
 )

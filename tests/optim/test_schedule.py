@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from contract import RunLength
 from optim.schedule import StepDecay, WarmupDecay, build_schedule, set_lr
 from utils.errors import ConfigError
 
-COSINE = WarmupDecay(total_steps=110, warmup_steps=10, min_ratio=0.1, decay_share=None)
+COSINE = WarmupDecay(RunLength(110, 1), warmup_steps=10, min_ratio=0.1, decay_share=None)
 QUARTER = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))
-LATE = WarmupDecay(total_steps=100, warmup_steps=10, min_ratio=0.1, decay_share=0.2)
+HUNDRED = RunLength(100, 1)
+LATE = WarmupDecay(HUNDRED, warmup_steps=10, min_ratio=0.1, decay_share=0.2)
 # factors by step
 FACTORS: dict[str, tuple[Callable[[int], float], dict[int, float]]] = {
     "warm-up, then a cosine down to the ratio": (
@@ -27,15 +29,21 @@ FACTORS: dict[str, tuple[Callable[[int], float], dict[int, float]]] = {
         LATE,
         {5: 0.5, 10: 1.0, 50: 1.0, 80: 1.0, 90: 0.55, 100: 0.1},
     ),
-    "it falls after the warm-up": (WarmupDecay(100, 90, 0.0, 0.2), {90: 1.0, 95: 0.5}),
-    "constant by a ratio of 1": (WarmupDecay(100, 0, 1.0, None), dict.fromkeys(range(1, 101), 1.0)),
-    "constant without one": (build_schedule(None, 100, None), {1: 1.0, 100: 1.0}),
+    "it falls after the warm-up": (
+        WarmupDecay(RunLength(100, 1), 90, 0.0, 0.2),
+        {90: 1.0, 95: 0.5},
+    ),
+    "constant by a ratio of 1": (
+        WarmupDecay(RunLength(100, 1), 0, 1.0, None),
+        dict.fromkeys(range(1, 101), 1.0),
+    ),
+    "constant without one": (build_schedule(None, RunLength(100, 1)), {1: 1.0, 100: 1.0}),
     "down with the first step of every second epoch": (
-        StepDecay(steps_per_epoch=10, every_epochs=2, gamma=0.5),
+        StepDecay(RunLength(100, 1, 10), every_epochs=2, gamma=0.5),
         {1: 1, 20: 1, 21: 0.5, 40: 0.5, 41: 0.25},
     ),
     "a step may straddle two epochs": (
-        StepDecay(steps_per_epoch=2.5, every_epochs=1, gamma=0.5),
+        StepDecay(RunLength(10, 1, 2.5), every_epochs=1, gamma=0.5),
         {1: 1, 2: 1, 3: 1, 4: 0.5, 5: 0.5, 6: 0.25},
     ),
 }
@@ -59,9 +67,9 @@ def test_set_lr_scales_the_base_rate_of_every_group() -> None:
     assert {type(rate) for rate in rates} == {float}, "a rate is none, though a factor is a tensor"
 
 
-def built(**config: Any) -> Any:
+def built(length: RunLength = RunLength(12, 1), **config: Any) -> Any:  # noqa: B008
     config["_target_"] = f"optim.schedule.{config.pop('kind', 'WarmupDecay')}"
-    return build_schedule(config, total_steps=12, steps_per_epoch=None)
+    return build_schedule(config, length)
 
 
 def test_a_schedule_of_epochs_needs_epochs() -> None:
@@ -69,7 +77,7 @@ def test_a_schedule_of_epochs_needs_epochs() -> None:
     line = "optim.schedule._target_=optim.schedule.StepDecay: counts epochs, and this data has none"
     with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
         built(**decay)
-    assert built(**decay, steps_per_epoch=3) == StepDecay(3, 1, 0.7)
+    assert built(RunLength(12, 1, 3), **decay) == StepDecay(RunLength(12, 1, 3), 1, 0.7)
 
 
 class OfMetric:

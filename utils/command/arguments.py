@@ -12,7 +12,6 @@ from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
 GROUP_KEYS = (*GROUPS, "experiment")
-NO_EXPERIMENT = ("experiment=", "experiment=null")
 # any of these says what an evaluated run is
 DEFINE_A_RUN = {"experiment", "arch", "data", "optim"}
 SWEEPS = ("-m", "--multirun")
@@ -25,6 +24,7 @@ OPTIONS = (*SWEEPS, *WITH_VALUE, *FLAGS)  # of Hydra, but for --help
 
 # a key in quotes within a mapping, as in {'.*mlp.*': 64}, which Hydra's grammar does not take
 QUOTED_KEY = re.compile(r"""([{,]\s*)['"]([^'"]+)['"]\s*:""")
+SPECIAL = re.compile(r"[()\[\]{}:=, ]|\\(?=[()\[\]{}:=, \\]|$)")
 
 
 def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  # noqa: B008
@@ -39,7 +39,6 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
             options.append(argument)
         else:
             overrides.append(_prepare(argument))
-    overrides = [override for override in overrides if override not in NO_EXPERIMENT]
     keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
     if {"eval_only", "checkpoint"} <= keys and not DEFINE_A_RUN & keys:
         # it has the keys of its checkpoint, which Hydra does not know
@@ -68,15 +67,15 @@ def _prepare(argument: str) -> str:
         )
     key = argument.lstrip("+").partition("=")[0]
     if key in GROUP_KEYS:
-        _, equals, choice = argument.partition("=")
-        is_name = isinstance(yaml.safe_load(choice), str | list) or argument in NO_EXPERIMENT
-        if equals and not is_name:
-            raise ConfigError(f"{argument}: is no name; --help {key} lists the choices")
+        choice = argument.partition("=")[2]
+        if key != "experiment" and choice and not isinstance(yaml.safe_load(choice), str):
+            raise ConfigError(f"{argument}: is not a name; --help {key} lists the choices")
         return argument.lstrip("+")
-    argument = QUOTED_KEY.sub(lambda match: match[1] + plain_key(match[2]) + ":", argument)
+    argument = QUOTED_KEY.sub(
+        lambda match: match[1] + SPECIAL.sub(r"\\\g<0>", match[2]) + ":", argument
+    )
     return f"+{argument}" if re.match(r"\+[^+]", argument) else argument
 
 
-def plain_key(key: str) -> str:
-    """Writes the key of a mapping without quotes."""
-    return re.sub(r"[()\[\]{}:=, ]|\\(?=[()\[\]{}:=, \\]|$)", r"\\\g<0>", key)
+def _without_quotes(key: re.Match[str]) -> str:
+    return key[1] + SPECIAL.sub(r"\\\g<0>", key[2]) + ":"

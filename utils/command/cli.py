@@ -21,10 +21,11 @@ from utils.command import help as help_text
 from utils.command import keys
 from utils.command.arguments import DEFINE_A_RUN, prepare
 from utils.command.config import resolve
-from utils.command.hydra_errors import explain
+from utils.command.explain import explain
 from utils.command.limits import check_paths
+from utils.command.marks import SAME_RUN
 from utils.command.naming import sweep_name
-from utils.command.root import Config
+from utils.command.root import Config, Root
 from utils.errors import (
     ConfigError,
     LocalError,
@@ -32,7 +33,6 @@ from utils.errors import (
     RankError,
     RunError,
     Stopped,
-    missing_package,
     type_and_text,
     visible,
 )
@@ -46,9 +46,8 @@ ConfigIn = Callable[[str], Mapping[Any, Any]]  # reads the configuration in a ch
 # hydra.sweep.dir is named after what is swept, so that the same sweep finds its own folder
 # OmegaConf 2.4 has renamed this function
 register = OmegaConf.register_new_resolver if keys.HYDRA_ARGUMENTS else OmegaConf.register_resolver
-if not OmegaConf.has_resolver("sweep_name"):
-    # cached, so that jobs see the name of their sweep
-    register("sweep_name", sweep_name, use_cache=True)
+# cached, so that jobs see the name of their sweep
+register("sweep_name", sweep_name, use_cache=True)
 BAD_INPUT, INTERRUPTED = 2, 130
 REPORTED = "exit_status"  # an error has it once it has been reported
 # never taken over from it: an evaluation has its own name and size
@@ -57,18 +56,25 @@ OF_THE_RUN = {"run_name", "project_name", "eval_batch_size"}
 
 def main(app: Callable[[], Any]) -> NoReturn:
     """Runs the program that `hydra.main` has wrapped, then ends the process."""
-    with _ending_here():
+    launch = Launch()
+    try:
         launch = detect(os.environ)
+        signals.install(launch.rank, partial(_stopped_at_once, launch))
         if help_text.is_wanted(sys.argv[1:]):
             text = help_text.answer(sys.argv[1:])
             if launch.rank == 0:
                 print(text)
-            leave(0)
-        sys.argv[1:] = prepare(sys.argv[1:], launch)
-        # Hydra then hands its exceptions to us instead of printing them
-        os.environ["HYDRA_FULL_ERROR"] = "1"
-        app()
-    leave(0)
+        else:
+            sys.argv[1:] = prepare(sys.argv[1:], launch)
+            # Hydra then hands its exceptions to us instead of printing them
+            os.environ["HYDRA_FULL_ERROR"] = "1"
+            app()
+        leave(0)
+    except BrokenPipeError:
+        # the reader of the pipe has gone, as in `--help | head`; a job's own errors end it above
+        leave(0)
+    except BaseException as error:
+        leave(report(error, launch))
 
 
 def run_job(raw: DictConfig, config_in: ConfigIn, run: Callable[[Config], T]) -> T:
@@ -97,10 +103,8 @@ def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> Config:
     named = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
     if raw.get("eval_only") is True and raw.get("checkpoint") and not DEFINE_A_RUN & {*named}:
         raw = _adopt(raw, named, config_in(str(raw.checkpoint)))
-    overrides, swept = None, ""
-    if state.mode == RunMode.MULTIRUN:
-        overrides, swept = list(state.overrides.task), Path(state.sweep.dir).name
-    return resolve(raw, dict(state.runtime.choices), launch, overrides, swept)
+    overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
+    return resolve(raw, state.runtime.choices, launch, overrides, Path(state.sweep.dir).name)
 
 
 def _adopt(raw: DictConfig, named: Sequence[str], saved: Mapping[Any, Any]) -> DictConfig:
@@ -109,7 +113,8 @@ def _adopt(raw: DictConfig, named: Sequence[str], saved: Mapping[Any, Any]) -> D
     """
     if not saved:  # a file of weights alone
         return raw
-    machine = {key for key in map(str, raw) if key in keys.kept_by_machine()} - OF_THE_RUN
+    machine = {key for key, field in Root.model_fields.items() if SAME_RUN in field.metadata}
+    machine = {"sync", *machine & raw.keys()} - OF_THE_RUN
     config = OmegaConf.create(dict(saved))
     for key in [*machine, *named]:
         if not key.startswith("hydra"):
@@ -168,13 +173,8 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
     """Returns the report of an error for the user and the other ranks; `alone`: no other rank can
     explain it.
     """
-    line = (
-        str(error)
-        if isinstance(error, ConfigError | PeerError | RankError | RunError)
-        else explain(error) or missing_package(error)
-    )
     # what a user has typed, or how a file is called, must not reach the terminal as it is
-    line = visible(line)
+    line = visible(explain(error))
     status = 1 if isinstance(error, RankError | RunError) or not line else BAD_INPUT
     # of RunErrors rank 0 knows best
     echo = isinstance(error, PeerError) or (isinstance(error, RunError) and launch.rank > 0)
@@ -205,21 +205,6 @@ def _stopped_at_once(launch: Launch, signum: int, line: str) -> bool:
 def _watch() -> Watch | None:
     dist = distributed.current()
     return dist.watch if dist and dist.world_size > 1 else None
-
-
-@contextmanager
-def _ending_here() -> Iterator[None]:
-    """Handles signals from here on; errors end the program."""
-    launch = Launch()
-    try:
-        launch = detect(os.environ)
-        signals.install(launch.rank, partial(_stopped_at_once, launch))
-        yield
-    except BrokenPipeError:
-        # whoever read along has gone, as in `--help | head`; a job's own errors end it elsewhere
-        leave(0)
-    except BaseException as error:
-        leave(report(error, launch))
 
 
 def _leave_group() -> None:

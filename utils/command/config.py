@@ -10,12 +10,12 @@ from typing import Any
 from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from utils.command import keys
-from utils.command.keys import GROUPS, Plain, fields_of, is_marked, leaves, marked
+from utils.command.instantiate import check
+from utils.command.keys import GROUPS, fields_of, is_marked, leaves, marked
 from utils.command.limits import check_combinations
 from utils.command.marks import NAMES_PROJECT, SAME_RUN
 from utils.command.naming import check_name, folder_name, job_name
-from utils.command.root import Config
+from utils.command.root import Config, Plain
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.ranks.launchers import Launch
@@ -32,15 +32,11 @@ def resolve(
 
     `overrides` are those of a job of the sweep of this name.
     """
-    for group in GROUPS:
-        if not isinstance(choices.get(group), str):
-            raise ConfigError(
-                f"{group}={choices.get(group)}: choose one; --help {group} lists them"
-            )
+    checked = check(_plain(composed, resolve=True))
     written = _plain(composed, resolve=False)
-    checked = keys.check(_plain(composed, resolve=True))
-    names = names_of(checked, written, choices, overrides, sweep)
-    config = Config.model_validate(checked | names)
+    names = names_of(checked.plain(), written, choices, overrides, sweep)
+    set_keys = checked.model_fields_set | names.keys()
+    config = Config.model_construct(set_keys, **dict(checked) | names)
     check_combinations(config, launch)
     if config.sweep.only is not None and overrides is None:
         raise ConfigError(f"sweep.only={config.sweep.only}: chooses a job of a sweep; add -m")
@@ -70,25 +66,19 @@ def names_of(
 
     `written` is the configuration with its interpolations.
     """
-    fields = fields_of(config)
-    run_name, project_name = config["run_name"], config["project_name"]
-    named_after = marked(config, fields, NAMES_PROJECT)
-    key, data = next(((key, value) for key, value in named_after if value), ("", None))
-    if run_name is not None:
-        check_name("run_name", run_name)
-    if data and not project_name:
-        project_name = folder_name(data)
-        if project_name:
-            check_name(key, project_name)
-    project_name = project_name or choices["data"]
+    fields, run_name = fields_of(config), config["run_name"]
+    data = next((value for _, value in marked(config, fields, NAMES_PROJECT) if value), None)
+    project_name = config["project_name"] or (data and folder_name(data)) or choices["data"]
+    check_name("project_name", project_name)
     if run_name is None:
         content = json.dumps(_differences(config, written, choices), sort_keys=True)
         run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
-    elif overrides is not None:  # jobs of a sweep that share a name must not share a directory
+    check_name("run_name", run_name)
+    if config["run_name"] and overrides is not None:
+        # jobs of a sweep that share a name must not share a directory
         run_name = job_name(run_name, config, choices, overrides, fields, sweep)
     if config["eval_only"]:  # beside the run that it evaluates, and never in its place
         run_name += "-evaluation"
-    check_name("project_name", project_name)
     path = config["checkpoint_path"] or f"runs/{project_name}/{run_name}"
     return {"run_name": run_name, "project_name": project_name, "checkpoint_path": path}
 
@@ -100,16 +90,17 @@ def _differences(config: Plain, written: Plain, choices: Mapping[str, str]) -> P
     chosen = {group: choices[group] for group in GROUPS if group != "sync"}
     default = compose("pretrain", [f"{group}={choice}" for group, choice in chosen.items()])
     # lists are compared whole
-    defaults = dict(leaves(_plain(default, resolve=False), into_lists=False))
+    values, now, defaults = (
+        dict(leaves(each, into_lists=False))
+        for each in (config, written, _plain(default, resolve=False))
+    )
     fields = fields_of(config)
-    values = dict(leaves(config, into_lists=False))
-    now = dict(leaves(written, into_lists=False))
     differing = {
         path: values.get(path)
         for path in now.keys() | defaults.keys()
         if now.get(path) != defaults.get(path)
         and values.get(path) != defaults.get(path)
         and not is_marked(path, fields, SAME_RUN)
-        and path.partition(".")[0] not in ("sync", "experiment")
+        and not path.startswith("sync.")
     }
     return chosen | differing

@@ -7,16 +7,19 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from pydantic.fields import FieldInfo
+from typing_extensions import Doc
 
 from utils.command import keys
 from utils.command.arguments import GROUP_KEYS, WITH_VALUE, prepare
-from utils.command.marks import Mark
+from utils.command.marks import Mark, members
 from utils.errors import ConfigError, short
 
+Fields = Mapping[str, FieldInfo]
 WANTED = ("--help", "-h")
 COMMAND = re.compile(r"# (@package|(after )?(python|torchrun) )")
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -49,34 +52,35 @@ def answer(arguments: Sequence[str]) -> str:
         raw = compose("pretrain", overrides, return_hydra_config=True)
     config: Any = OmegaConf.to_container(raw)
     choices = config.pop("hydra")["runtime"]["choices"]
+    fields = keys.fields_of(config)
+    values = dict(keys.leaves(config)) | dict(keys.leaves(config, into_lists=False))
     if topics:
-        return "\n\n".join(_topic(topic, config, choices) for topic in topics)
+        return "\n\n".join(_topic(topic, fields, values, choices) for topic in topics)
     lines = [USAGE]
     for group in GROUP_KEYS:
         names = ", ".join(sorted(_options(group)))
         lines += _wrapped(f"  {group}=", f"{names} (here {choices.get(group)})", 14)
     for group in ("", *keys.GROUPS):
         title = f"{group}={choices[group]}" if group else "Every run"
-        lines += ["", title, *_list(config, group)]
+        lines += ["", title, *_list(fields, values, group)]
     return "\n".join(lines)
 
 
-def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) -> str:
+def _topic(topic: str, fields: Fields, values: keys.Plain, choices: Mapping[str, str]) -> str:
     """Explains one key, a section of keys, a group, or the recipes."""
     if topic in GROUP_KEYS:
         lines = [f"{topic}={choices.get(topic)}  (the choice here)"]
         for name, file in sorted(_options(topic).items()):
             lines += _wrapped(f"  {name}", _about(file), 20)
-        return "\n".join([*lines, "", *_list(config, topic)] if topic != "experiment" else lines)
-    fields, values = keys.fields_of(dict(config)), dict(keys.leaves(config, into_lists=False))
-    if below := [path for path in fields if path.startswith(f"{topic}.")]:
-        return "\n".join([topic, *_list(config, topic, below)])
+        return "\n".join([*lines, "", *_list(fields, values, topic)]).rstrip()
+    if listed := _list(fields, values, topic):
+        return "\n".join([topic, *listed])
     if topic not in fields:
         raise ConfigError(f"--help {short(topic)}: {keys.unknown(topic)}")
     field = fields[topic]
     lines = [
         f"{topic}={short(values.get(topic))}",
-        f"    {keys.type_text(field.annotation)}",
+        f"    {_type_text(field.annotation)}",
     ]
     bounds = [
         f"{sign} {getattr(mark, name)}"
@@ -86,26 +90,20 @@ def _topic(topic: str, config: Mapping[str, Any], choices: Mapping[str, str]) ->
     ]
     lines[-1] += f"  ({', '.join(bounds)})" if bounds else ""
     marks = [mark.about for mark in field.metadata if isinstance(mark, Mark)]
-    for text in filter(None, [keys.about(field), *marks]):
+    for text in filter(None, [_meaning(field), *marks]):
         lines += _wrapped("", text, 4)
     return "\n".join(lines)
 
 
-def _list(config: Mapping[str, Any], group: str, only: Sequence[str] = ()) -> list[str]:
-    """A line for each key of a group, or of every run."""
-    fields, values = keys.fields_of(dict(config)), dict(keys.leaves(config, into_lists=False))
+def _list(fields: Fields, values: keys.Plain, section: str) -> list[str]:
+    """A line for each key of a section, or of every run."""
     lines: list[str] = []
     for path, field in fields.items():
-        listed = path in only if only else path.startswith(f"{group}.") if group else True
-        if (
-            not listed
-            or (not only and path not in values)
-            or (not group and path.partition(".")[0] in keys.GROUPS)
-        ):
-            continue
-        lines += _wrapped(
-            f"  {path:<30} {short(values.get(path)):<12}", keys.about(field), WIDTH + 2
-        )
+        of_group = path.partition(".")[0] in keys.GROUPS
+        listed = path.startswith(f"{section}.") if section else not of_group
+        if listed and path in values:
+            value = short(values[path])
+            lines += _wrapped(f"  {path:<30} {value:<12}", _meaning(field), WIDTH + 2)
     return lines
 
 
@@ -137,3 +135,22 @@ def _wrapped(left: str, text: str, indent: int) -> list[str]:
         else f"{left} {wrapped[0]}"
     )
     return [first.rstrip(), *(" " * indent + line for line in wrapped[1:])]
+
+
+def _type_text(annotation: Any) -> str:
+    """What a key may hold, in words."""
+    names = {int: "int", float: "float", str: "str", bool: "true or false", type(None): "null"}
+    words: list[str] = []
+    for member in members(annotation):
+        if get_origin(member) is Literal:
+            words += [str(choice).lower() for choice in get_args(member)]
+        else:
+            origin = get_origin(member) or member
+            words.append(names.get(member, "list" if origin in (list, tuple) else "group of keys"))
+    return " | ".join(words)
+
+
+def _meaning(field: FieldInfo) -> str:
+    """The help of a key."""
+    docs = (mark.documentation for mark in field.metadata if isinstance(mark, Doc))
+    return next(docs, field.description or "")

@@ -1,113 +1,103 @@
-"""Makes what a configuration's `_target_` names: only things of this repository, and with errors of
-one line.
+"""Checks the values of a configuration, and makes what its `_target_`s name: only things of this
+repository, and with errors of one line.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from utils.command.keys import OfSignature, find, keys_of, parts_of, unknown
 from utils.command.marks import Keys
+from utils.command.root import Plain, Root
 from utils.errors import ConfigError, brief, short
-from utils.files import ROOT
 
-# the package that defines the classes of each group
-PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}
-NOT_FOR_RUNS = "data.build."  # writes datasets
-TARGET = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*){2,}", re.ASCII)
+AnyKeys = TypeVar("AnyKeys", bound=Keys)
 # What memory that cannot be had looks like: the CPU's allocator, sizes beyond 64 bits, and a GPU
 NO_MEMORY = re.compile(r"allocat\w* memory|out of memory|overflow", re.IGNORECASE)
 
 
-def plain(config: Any) -> Any:
-    """Dicts and lists with every interpolation resolved."""
-    if isinstance(config, DictConfig | ListConfig):
-        return OmegaConf.to_container(config, resolve=True)
-    return config
+def check(config: Plain) -> Root:
+    """Returns the configuration with every value in its proper type; raises ConfigError."""
+    checked = _typed("", config, Root)
+    values: Plain = {}
+    for path, part in parts_of(checked.plain()).items():
+        keys = _keys(part, path).model_dump(exclude_unset=True)
+        values |= {f"{path}.{key}": value for key, value in keys.items()}
+    return checked.with_values(values)
 
 
-def find(key: str, target: Any) -> Callable[..., Any]:
-    """Returns the class or function of this repository that a target names.
-
-    `key` is the place of the target in the configuration. Only modules of the key's package are
-    imported: a file that somebody put beside a dataset is none.
+def make(part: Any, path: str, *args: Any) -> Any:
+    """Makes what the `_target_` of a part names, from these arguments and its keys; `path` is its
+    place in the configuration.
     """
-    package = PACKAGES[re.split(r"\W", key)[0]]
-    where = f"{key}._target_={short(target)}"
-    if (
-        not isinstance(target, str)
-        or not TARGET.fullmatch(target)
-        or not target.startswith(f"{package}.")
-        or target.startswith(NOT_FOR_RUNS)
-    ):
-        raise ConfigError(
-            f"{where}: only things of this repository can be made, as {package}.module.Name"
-        )
-    module, _, name = target.rpartition(".")
-    file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
-    packages = file.parents[: module.count(".")]
-    if not file.is_file():
-        raise ConfigError(f"{where}: this repository has no module {module}")
-    for folder in packages:
-        if not (folder / "__init__.py").is_file():
-            raise ConfigError(
-                f"{where}: {folder.relative_to(ROOT)} has no __init__.py; add an empty one"
-            )
-    here = vars(importlib.import_module(module))
-    # our modules import others, and their names must not leak
-    defined = [key for key, thing in here.items() if getattr(thing, "__module__", "") == module]
-    if name not in defined or not callable(here[name]):
-        raise ConfigError(f"{where}: {module} defines {', '.join(sorted(defined))}")
-    found: Callable[..., Any] = here[name]
-    return found
-
-
-def parameters_of(config: Any, key: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(_target_of(plain(config), key)).parameters
-
-
-@functools.cache
-def keys_class(target: Callable[..., Any]) -> type[Keys] | None:
-    """Returns the class that lists a target's keys, if it has one."""
-    made_by: Any = target
-    made_by = made_by.__init__ if isinstance(target, type) else target
-    listed = get_type_hints(made_by).get("keys")
-    return listed if isinstance(listed, type) and issubclass(listed, Keys) else None
-
-
-def make(config: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls the target with the configuration's keywords; `key` is its place in the configuration,
-    for errors.
-    """
-    config = plain(config)
-    target = _target_of(config, key)
-    keywords = {name: value for name, value in config.items() if name != "_target_"}
-    call = (
-        f"{config['_target_']}({', '.join(f'{name}={value}' for name, value in keywords.items())})"
-    )
+    target, keys = find(part, path), _keys(part, path)
+    named = dict(keys) if isinstance(keys, OfSignature) else {"keys": keys}
     try:
-        if (listed := keys_class(target)) is not None:
-            return target(*args, keys=listed(**keywords), **kwargs)
-        return target(*args, **keywords, **kwargs)
+        return target(*args, **named)
     except ConfigError:
         raise
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise ConfigError(f"{key}: {call}: {brief(error)}") from error
+        raise ConfigError(f"{path}: {_call(part)}: {brief(error)}") from error
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
             raise
         raise ConfigError(
-            f"{key}: {call} needs memory that this machine does not have; make it smaller"
+            f"{path}: {_call(part)} needs memory that this machine does not have; make it smaller"
         ) from None
 
 
-def _target_of(config: Any, key: str) -> Callable[..., Any]:
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{key}={short(config)}: needs a _target_")
-    return find(key, config.get("_target_"))
+def _call(part: Plain) -> str:
+    keys = (f"{key}={value}" for key, value in part.items() if key != "_target_")
+    return f"{part['_target_']}({', '.join(keys)})"
+
+
+def _keys(part: Any, path: str) -> Keys:
+    """Returns the keys of a part, checked."""
+    keys = keys_of(part, path)
+    return _typed(path, {key: value for key, value in part.items() if key != "_target_"}, keys)
+
+
+def _typed(path: str, values: Plain, keys: type[AnyKeys]) -> AnyKeys:
+    try:
+        return keys.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_line(path, values, error)) from None
+
+
+def _line(path: str, values: Plain, error: ValidationError) -> str:
+    """One line for the first key that is wrong: the key, the value, and what would be right."""
+    found = [
+        (*_place_of(path, values, problem["loc"], problem["type"] == "missing"), problem)
+        for problem in error.errors(include_url=False)
+    ]
+    first, value, _ = found[0]
+    # a union has a problem for each of its members
+    texts = dict.fromkeys(_text(key, problem) for key, _, problem in found if key == first)
+    return f"{first}={short(value)}: {' or '.join(texts).replace(' or must be ', ' or ')}"
+
+
+def _text(key: str, problem: ErrorDetails) -> str:
+    if problem["type"] == "extra_forbidden":
+        return unknown(key)
+    if problem["type"] == "missing":
+        return "is missing; every key needs a value in the yaml file"
+    return problem["msg"].removeprefix("Value error, ").replace("Input should be ", "must be ")
+
+
+def _place_of(
+    path: str, values: Any, location: tuple[int | str, ...], is_missing: bool
+) -> tuple[str, Any]:
+    """The key that an error is about, without the names of a union's members, and its value."""
+    for step in location:
+        if isinstance(values, Mapping) and step in values:
+            path, values = f"{path}.{step}" if path else str(step), values[step]
+        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
+            path, values = f"{path}[{step}]", values[step]
+    if is_missing:
+        return f"{path}.{location[-1]}" if path else str(location[-1]), None
+    return path, values

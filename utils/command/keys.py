@@ -4,173 +4,126 @@ here. A few keys stand in its signature; more are a class of `Keys`:
     def __init__(self, spec: Spec, width: Annotated[PositiveInt, Doc("of the hidden layer")]): ...
     def __init__(self, spec: Spec, keys: Sizes): ...
 
-pydantic checks them. The keys of every run are in `root.py`. Defaults are in conf/, so that Hydra
-knows every key.
+A signature is turned into such a class, and pydantic checks both alike (`instantiate.py`). The keys
+of every run are in `root.py`. Defaults are in conf/, so that Hydra knows every key.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import hydra
 import yaml
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
-from typing_extensions import Doc
 
-from utils.command.instantiate import PACKAGES, find, keys_class
-from utils.command.marks import SAME_RUN, Keys, Mark, members
-from utils.command.root import Root
+from utils.command.marks import Keys, Mark, members
+from utils.command.root import Plain, Root
 from utils.errors import ConfigError, short
 from utils.files import ROOT
 
 CONF = ROOT / "conf"
+# the package that defines the classes of each group
+PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}
 GROUPS = tuple(PACKAGES)
+# how many parameters a run passes to what it makes at a path; all others are keys
+PASSED = {
+    **{"arch": 1, "arch.loss": 1, "data": 1, "sync": 0},
+    **{"optim.dense": 1, "optim.sparse": 3, "optim.schedule": 1},
+}
+NOT_FOR_RUNS = "data.build."  # writes datasets
+TARGET = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*){2,}", re.ASCII)
 # Hydra 1.4 warns of this argument, and 1.3 of its absence
 HYDRA_ARGUMENTS: dict[str, Any] = {"version_base": None} if hydra.__version__ < "1.4" else {}
-Plain = dict[str, Any]
 
 
-def keys_of(part: Plain, path: str) -> type[BaseModel]:
-    """Returns the model of the keys that the `_target_` of a part takes."""
-    return _model_of(find(path, part.get("_target_")), path.partition("[")[0])
+def parts_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a configuration makes, by path: everything that a `_target_` takes."""
+    arch, optim = config.get("arch", {}), config.get("optim", {})
+    parts = {
+        "arch": {key: value for key, value in arch.items() if key != "loss"},
+        "arch.loss": arch.get("loss"),
+        "data": config.get("data"),
+        "sync": config.get("sync"),
+        "optim.sparse": optim.get("sparse"),
+        "optim.schedule": optim.get("schedule"),
+    }
+    for number, entry in enumerate(optim.get("dense", ())):
+        parts[f"optim.dense[{number}].optimizer"] = entry["optimizer"]
+    return {path: part for path, part in parts.items() if part is not None}
+
+
+def find(part: Any, path: str) -> Callable[..., Any]:
+    """Returns the class or function of this repository that the `_target_` of a part names.
+
+    Only modules of the group's package are imported: a file that somebody put beside a dataset is
+    none.
+    """
+    if not isinstance(part, Mapping):
+        raise ConfigError(f"{path}={short(part)}: needs a _target_, and its keys beside it")
+    package, target = PACKAGES[re.split(r"\W", path)[0]], part.get("_target_")
+    where = f"{path}._target_={short(target)}"
+    if (
+        not isinstance(target, str)
+        or not TARGET.fullmatch(target)
+        or not target.startswith(f"{package}.")
+        or target.startswith(NOT_FOR_RUNS)
+    ):
+        raise ConfigError(
+            f"{where}: only things of this repository can be made, as {package}.module.Name"
+        )
+    module, _, name = target.rpartition(".")
+    file = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    folders = file.parents[: module.count(".")]
+    if not file.is_file() or not all((folder / "__init__.py").is_file() for folder in folders):
+        raise ConfigError(
+            f"{where}: this repository has no module {module}, in folders with an __init__.py"
+        )
+    here = vars(importlib.import_module(module))
+    # our modules import others, and their names must not leak
+    defined = [key for key, thing in here.items() if getattr(thing, "__module__", "") == module]
+    if name not in defined or not callable(here[name]):
+        raise ConfigError(f"{where}: {module} defines {', '.join(sorted(defined))}")
+    found: Callable[..., Any] = here[name]
+    return found
+
+
+def keys_of(part: Any, path: str) -> type[Keys]:
+    """Returns the keys that the `_target_` of a part takes."""
+    return _keys_of(find(part, path), PASSED[path.partition("[")[0]])
+
+
+class OfSignature(Keys):
+    """Keys that stand in a signature: they are passed one by one."""
 
 
 @functools.cache
-def _model_of(target: Callable[..., Any], place: str) -> type[BaseModel]:
-    if (listed := keys_class(target)) is not None:
-        return listed
-    parameters = [*inspect.signature(target).parameters.values()]
-    given = GIVEN_BY_NAME.get(place) or {each.name for each in parameters[: GIVEN_FIRST[place]]}
+def _keys_of(target: Callable[..., Any], passed: int) -> type[Keys]:
     made_by: Any = target
     made_by = made_by.__init__ if isinstance(target, type) else target
     hints = get_type_hints(made_by, include_extras=True)
-    taken: dict[str, Any] = {}
-    if isinstance(target, type) and any(p.kind is p.VAR_KEYWORD for p in parameters):
-        # its parent takes the remaining keys
-        passed_on = _model_of(target.__mro__[1], place)
-        taken = {key: (field.annotation, field) for key, field in passed_on.model_fields.items()}
-    for parameter in parameters:
-        if (
-            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            or parameter.name in given
-        ):
-            continue
-        default = ... if parameter.default is parameter.empty else parameter.default
-        taken[parameter.name] = (hints.get(parameter.name, Any), default)
-    return create_model(target.__name__, __base__=Keys, **taken)
-
-
-# how many parameters a run passes itself, and those that it passes by name
-GIVEN_FIRST = {"arch": 1, "arch.loss": 1, "data": 1, "optim.dense": 1, "sync": 0}
-GIVEN_BY_NAME = {
-    "optim.sparse": {"tables", "capacity", "dist"},
-    "optim.schedule": {"total_steps", "steps_per_epoch"},
-}
-
-
-def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Plain]]:
-    """Yields the parts of a configuration that a `_target_` takes, with their paths."""
-    optim = config.get("optim") or {}
-    listed = optim.get("dense")
-    dense = listed if isinstance(listed, list) else []
-    arch = config.get("arch") or {}
-    parts = [
-        ("arch", {key: value for key, value in arch.items() if key != "loss"} or None),
-        ("arch.loss", arch.get("loss")),
-        ("data", config.get("data")),
-        ("sync", config.get("sync")),
-        ("optim.sparse", optim.get("sparse")),
-        ("optim.schedule", optim.get("schedule")),
-        *(
-            (f"optim.dense[{i}].optimizer", entry.get("optimizer"))
-            for i, entry in enumerate(dense)
-            if isinstance(entry, dict)
-        ),
-    ]
-    for path, part in parts:
-        if part is not None and not isinstance(part, dict):
-            raise ConfigError(f"{path}={short(part)}: must be a group of keys with a _target_")
-        if part is not None:
-            yield path, part
-
-
-def check(config: Plain) -> Plain:
-    """Returns the configuration with every value in its proper type; raises ConfigError."""
-    root = {key: value for key, value in config.items() if key not in GROUPS}
-    checked = _check("", root, Root)
-    checked |= {group: config[group] for group in GROUPS}
-    for key in config["optim"] if isinstance(config["optim"], dict) else ():
-        if key not in ("dense", "sparse", "schedule"):
-            raise ConfigError(f"optim.{key}: unknown key; optim takes dense, sparse and schedule")
-    for path, part in sections(config):
-        values = {key: value for key, value in part.items() if key != "_target_"}
-        _place(checked, path, _check(path, values, keys_of(part, path)))
-    return checked
-
-
-def _check(path: str, values: Plain, model: type[BaseModel]) -> Plain:
-    try:
-        made = model.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_line(path, values, error)) from None
-    return made.model_dump(exclude_unset=True)
-
-
-def _line(path: str, section: Plain, error: ValidationError) -> str:
-    """One line for the first key that is wrong: the key, the value, and what would be right."""
-    said: dict[str, list[str]] = {}
-    values: dict[str, Any] = {}
-    for problem in error.errors(include_url=False):
-        is_missing = problem["type"] == "missing"
-        key, value = _place_of(path, section, problem["loc"], is_missing)
-        text = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            text = unknown(key)
-        elif is_missing:
-            text = "is missing; every key needs a value in the yaml file"
-        elif problem["msg"].startswith("Input should be "):
-            text = f"must be {text}"
-        said.setdefault(key, []).append(text)
-        values[key] = value
-    key, texts = next(iter(said.items()))
-    first, *others = dict.fromkeys(texts)
-    right = " or ".join([first, *(text.removeprefix("must be ") for text in others)])
-    return f"{key}={short(values[key])}: {right}"
-
-
-def _place_of(
-    path: str, values: Any, location: tuple[int | str, ...], is_missing: bool
-) -> tuple[str, Any]:
-    """The key that an error is about, without the names of a union's members, and its value."""
-    for step in location:
-        if isinstance(values, Mapping) and step in values:
-            path, values = f"{path}.{step}" if path else str(step), values[step]
-        elif isinstance(values, Mapping) and is_missing and step == location[-1]:
-            return f"{path}.{step}" if path else str(step), None
-        elif isinstance(values, list) and isinstance(step, int) and step < len(values):
-            path, values = f"{path}[{step}]", values[step]
-    return path, values
-
-
-def _place(config: Plain, path: str, part: Plain) -> None:
-    """Puts a checked section in its place, beside what else is there."""
-    section: Any = config
-    for step in re.findall(r"\w+", path):
-        section = section[int(step) if step.isdecimal() else step]
-    section.update(part)
+    listed = hints.get("keys")
+    if isinstance(listed, type) and issubclass(listed, Keys):
+        return listed
+    parameters = [*inspect.signature(target).parameters.values()][passed:]
+    fields: dict[str, Any] = {
+        each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
+        for each in parameters
+    }
+    return create_model(target.__name__, __base__=OfSignature, **fields)
 
 
 def fields_of(config: Plain) -> dict[str, FieldInfo]:
     """Returns the fields of all keys of a run, by path."""
     fields = dict(_fields("", Root))
-    for path, part in sections(config):
-        if "_target_" in part:
+    for path, part in parts_of(config).items():
+        if "_target_" in part:  # else it builds on another file, which names its class
             fields |= dict(_fields(f"{path}.", keys_of(part, path)))
     return fields
 
@@ -190,19 +143,13 @@ def is_marked(path: str, fields: Mapping[str, FieldInfo], *marks: Mark) -> bool:
     return any(mark in fields[key].metadata for key in around if key in fields for mark in marks)
 
 
-def kept_by_machine() -> set[str]:
-    """The root keys that say where and how a run is computed, reported or kept."""
-    return {key for key, field in Root.model_fields.items() if SAME_RUN in field.metadata} | {
-        "sync"
-    }
-
-
 def run_values(config: Plain, fields: Mapping[str, FieldInfo], *free: Mark) -> Plain:
-    """The values that make a run what it is: without keys that have one of these marks."""
-    values = dict(leaves(config, into_lists=False))
+    """The values that make a run what it is: without keys that have one of these marks. Lists are
+    values, and compared whole.
+    """
     return {
         path: value
-        for path, value in values.items()
+        for path, value in leaves(config, into_lists=False)
         if not is_marked(path, fields, *free) and not path.startswith("sync.")
     }
 
@@ -226,18 +173,14 @@ def unknown(path: str) -> str:
 
 def _takers() -> dict[str, list[str]]:
     """All keys that there are, each with the choices that take it; those of every run have none."""
-    takers: dict[str, list[str]] = {key: [] for key, _ in _fields("", Root)}
+    of_all = dict(_fields("", Root))
+    takers: dict[str, list[str]] = {key: [] for key in of_all}
     for group in GROUPS:
         for file in sorted((CONF / group).glob("*.yaml")):
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
             placed = config if group in config else {group: config}
-            for key in placed.keys() & Root.model_fields.keys():
-                takers[key].append(f"{group}={file.stem}")
-            for path, part in sections(placed):
-                if "_target_" not in part:
-                    continue  # it builds on another file, which names its class
-                for key, _ in _fields(f"{path}.", keys_of(part, path)):
-                    takers.setdefault(key, []).append(f"{group}={file.stem}")
+            for key in fields_of(placed).keys() - of_all.keys() | placed.keys():
+                takers.setdefault(key, []).append(f"{group}={file.stem}")
     return takers
 
 
@@ -260,22 +203,3 @@ def leaves(value: Any, path: str = "", into_lists: bool = True) -> Iterator[tupl
             yield from leaves(inner, f"{path}[{number}]")
     else:
         yield path, value
-
-
-def type_text(annotation: Any) -> str:
-    """What a key may hold, in words."""
-    names = {int: "int", float: "float", str: "str", bool: "true or false", type(None): "null"}
-    words: list[str] = []
-    for member in members(annotation):
-        if get_origin(member) is Literal:
-            words += [str(choice).lower() for choice in get_args(member)]
-        else:
-            origin = get_origin(member) or member
-            words.append(names.get(member, "list" if origin in (list, tuple) else "group of keys"))
-    return " | ".join(words)
-
-
-def about(field: FieldInfo) -> str:
-    """The help of a key."""
-    docs = (mark.documentation for mark in field.metadata if isinstance(mark, Doc))
-    return next(docs, field.description or "")

@@ -7,11 +7,10 @@ import re
 from math import ceil
 from pathlib import Path
 
-from utils.command.instantiate import find
-from utils.command.keys import fields_of, marked
+from utils.command.keys import fields_of, find, marked
 from utils.command.marks import A_PATH
 from utils.command.root import Config
-from utils.errors import ConfigError, brief, short
+from utils.errors import ConfigError, short
 from utils.ranks.launchers import Launch
 
 PATH_SHOWN = 300  # characters: a path cut like other values would lose the end that is mistyped
@@ -68,7 +67,7 @@ def check_sync(config: Config, ranks: int, shard_size: int | None) -> None:
             f"micro_batch_size={micro} is less than one shard of {shard_size} examples; raise it to"
             f" {shard_size}, or raise shards={shards}, which makes another run"
         )
-    sync = find("sync", config.sync.get("_target_"))
+    sync = find(config.sync, "sync")
     name = getattr(sync, "name", sync.__name__)
     if config.exact:
         if "exact" not in config.sync:
@@ -107,26 +106,18 @@ def check_paths(config: Config) -> None:
     """
     plain = config.plain()
     for path, value in marked(plain, fields_of(plain), A_PATH):
-        if not isinstance(value, str) or value == "auto":
-            continue
-        try:
-            os.stat(value)
-        except FileNotFoundError:
-            # a crash may have left a step folder under another name, which readers find
-            if not Path(value).name.startswith("step_"):
-                built = path.startswith("data_path")
-                how = "; python -m data.build.NAME builds one, see data/README.md" if built else ""
-                raise ConfigError(
-                    f"{path}={short(value, PATH_SHOWN)}: no such file or folder{how}"
-                ) from None
-        except OSError as error:
+        # a crash may have left a step folder under another name, which readers find
+        is_folder = isinstance(value, str) and not Path(value).name.startswith("step_")
+        if is_folder and value != "auto" and not os.path.exists(value):
+            built = path.startswith("data_path")
+            how = "; python -m data.build.NAME builds one, see data/README.md" if built else ""
             raise ConfigError(
-                f"{path}={short(value, PATH_SHOWN)}: cannot be read ({brief(error)})"
-            ) from None
+                f"{path}={short(value, PATH_SHOWN)}: no such file or folder that you may read{how}"
+            )
     folder = Path(config.checkpoint_path).absolute()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ConfigError(
-            f"checkpoint_path={short(config.checkpoint_path, PATH_SHOWN)}: {there} is no folder"
-            " that you may write to"
+            f"checkpoint_path={short(config.checkpoint_path, PATH_SHOWN)}: {there} is not a"
+            " folder that you may write to"
         )

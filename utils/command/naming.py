@@ -26,15 +26,10 @@ FIT, UNFIT = re.compile(r"[\w.+-]+", re.ASCII), re.compile(r"[^\w.,=+-]+", re.AS
 def check_name(key: str, name: str) -> None:
     """Refuses a name that cannot be a folder's; it may have parts, as `group/one`."""
     for part in name.split("/"):
-        if part in (".", "..") or not part.strip():
+        if part in (".", "..") or not part.strip() or len(os.fsencode(part)) > LONGEST:
             raise ConfigError(
-                f"{key}={short(name)}: must be a name, that of a folder of its own; for example"
-                f" {key}=mine"
-            )
-        if (size := len(os.fsencode(part))) > LONGEST:
-            raise ConfigError(
-                f"{key}={short(name)}: is {size} bytes long; a name of a folder takes at most"
-                f" {LONGEST}"
+                f"{key}={short(name)}: must be a name, that of a folder of its own, of at most"
+                f" {LONGEST} bytes; for example {key}=mine"
             )
 
 

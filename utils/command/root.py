@@ -8,9 +8,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from typing_extensions import TypedDict
 
 from utils.command.marks import (
     A_PATH,
@@ -20,6 +21,8 @@ from utils.command.marks import (
     Fraction,
     Keys,
 )
+
+Plain = dict[str, Any]
 
 
 class Wandb(Keys):
@@ -50,10 +53,26 @@ class Expected(Keys):
     """Lowest and highest value by step: {1000: [0.97, 1.0]}"""
 
 
-class Root(Keys):
-    """Keys in no group."""
+class Dense(TypedDict):
+    """An optimizer, and the pattern of the parameters that it gets."""
 
-    experiment: Any = None
+    match: str
+    optimizer: Plain
+
+
+class Optim(TypedDict):
+    dense: list[Dense]
+    sparse: NotRequired[Plain | None]
+    schedule: NotRequired[Plain | None]
+
+
+class Root(Keys):
+    """What every configuration has: the groups, whose keys their classes list, and all else."""
+
+    arch: Plain
+    data: Plain
+    optim: Optim
+    sync: Plain
     # Data
     data_path: Annotated[str | None, MAY_CHANGE, NAMES_PROJECT, A_PATH]
     """A built dataset; null: what the kind of data falls back to, generated boards for puzzles"""
@@ -208,37 +227,33 @@ class Root(Keys):
     max_tokens: Annotated[PositiveInt | None, MAY_CHANGE] = None
     """End after this many tokens, in whole steps"""
 
-
-class Config(Root):
-    """The configuration of one run. Nothing edits it: what a run settles itself, such as
-    `compile=auto`, makes another one, by `with_values`.
-    """
-
-    arch: Mapping[str, Any]
-    data: Mapping[str, Any]
-    optim: Mapping[str, Any]
-    sync: Mapping[str, Any]
-    project_name: str
-    run_name: str
-    checkpoint_path: str
-
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Plain:
         """Dicts, lists and values, as YAML and JSON write them."""
         return self.model_dump(exclude_unset=True)
 
-    def with_values(self, values: Mapping[str, Any]) -> Config:
+    def with_values(self, values: Mapping[str, Any]) -> Self:
         """Returns a copy in which these keys have these values; `arch.target` and
         `arch.readers[0]` are in a group.
         """
-        changed: dict[str, Any] = {}
+        changed: Plain = {}
         for path, value in values.items():
             first, *below = re.findall(r"\w+", path)
             if not below:
                 changed[first] = value
                 continue
-            section: Any = changed.setdefault(first, copy.deepcopy(dict(getattr(self, first))))
+            section: Any = changed.setdefault(first, copy.deepcopy(getattr(self, first)))
             *around, last = (int(step) if step.isdecimal() else step for step in below)
             for step in around:
                 section = section[step]
             section[last] = value
         return self.model_copy(update=changed)
+
+
+class Config(Root):
+    """The configuration of one run, with its name. Nothing edits it: what a run settles itself,
+    such as `compile=auto`, makes another one, by `with_values`.
+    """
+
+    project_name: str
+    run_name: str
+    checkpoint_path: str

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from utils.command import config as configs
 from utils.command.arguments import prepare
-from utils.command.hydra_errors import explain
+from utils.command.explain import explain
 from utils.command.keys import fields_of, leaves, marked, run_values
 from utils.command.marks import A_RUN, SAME_RUN
 from utils.command.root import Config
@@ -123,10 +123,9 @@ def _resolve(path: str, value: str, config: Config) -> Config:
     inherited += _inherited(config, [key for key in INHERITED if key not in keys])
     try:
         raw = compose("pretrain", prepare([*inherited, *arguments]), return_hydra_config=True)
-        return configs.resolve(raw, dict(raw.hydra.runtime.choices), detect(os.environ))
+        return configs.resolve(raw, raw.hydra.runtime.choices, detect(os.environ))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        line = str(error) if isinstance(error, ConfigError) else explain(error)
-        raise ConfigError(f"{path}={short(value)}: {line}") from None
+        raise ConfigError(f"{path}={short(value)}: {explain(error)}") from None
 
 
 def _inherited(config: Config, keys: Iterable[str]) -> list[str]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from contract import RunLength
+
 KIND = os.environ.get("MISTAKE", "")
 
 
@@ -27,6 +29,8 @@ class Remembers:
     """Counts its calls."""
 
     calls = 0
+
+    def __init__(self, length: RunLength) -> None: ...
 
     def __call__(self, step: int) -> float:
         self.calls += KIND == "schedule"

@@ -1,4 +1,4 @@
-"""Turns errors of Hydra and OmegaConf into one line."""
+"""Errors that need no traceback, as one line: our own, and those of Hydra and OmegaConf."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command.keys import unknown
-from utils.errors import ConfigError
+from utils.errors import ConfigError, PeerError, RankError, RunError, missing_package
 
 
 def explain(error: BaseException) -> str:
-    """One line for an error of Hydra or OmegaConf; empty for any other error."""
+    """One line for an error that says what is wrong; empty for any other error."""
+    if isinstance(error, ConfigError | PeerError | RankError | RunError):
+        return str(error)
     if isinstance(error.__cause__, ConfigError):  # of a plugin that Hydra has made
         return str(error.__cause__)
     if not isinstance(error, HydraException | OmegaConfBaseException):
-        return ""
+        return missing_package(error)
     if isinstance(error, OverrideParseException):
         name, _, value = error.override.partition("=")
         escaped = value.replace('"', '\\"')
