@@ -31,6 +31,7 @@ from tests.ranks import (
 from utils.checkpoint import reader
 from utils.command import config, keys
 from utils.command.arguments import prepare
+from utils.command.naming import SweepJob
 from utils.command.root import Config
 from utils.ranks.launchers import Launch
 
@@ -125,7 +126,8 @@ def config_of(
 ) -> Config:
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
         raw = compose("pretrain", prepare(overrides), return_hydra_config=True)
-        return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), job, sweep)
+        of_sweep = None if job is None else SweepJob(job, sweep)
+        return config.resolve(raw, raw.hydra.runtime.choices, Launch(world_size=ranks), of_sweep)
 
 
 @dataclass

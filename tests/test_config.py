@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from data.build import maze
@@ -17,7 +18,7 @@ from tests.data.helpers import built
 from tests.data.recursive.arc_helpers import write_folder
 from tests.ranks import ROOT
 from tests.runs import QUIET, config_of, torchrun, train
-from utils.command import keys
+from utils.command import instantiate, keys
 from utils.errors import ConfigError
 
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "conf" / "experiment").glob("*.yaml"))
@@ -87,9 +88,26 @@ class Own:
     def __init__(self, spec: Any, capacity: int, model: str, run: int, dist: int) -> None: ...
 
 
+class Heavier(torch.optim.SGD):
+    """An optimizer whose parent takes the remaining keys."""
+
+    def __init__(self, params: Any, weight: float, **keywords: Any) -> None:
+        super().__init__(params, **keywords)
+
+
 def test_a_net_of_ones_own_may_have_any_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "find", lambda part, path: Own)
     assert [*keys.keys_of({}, "arch").model_fields] == ["capacity", "model", "run", "dist"]
+
+
+def test_keys_of_a_parent_are_its_childs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (keys, instantiate):
+        monkeypatch.setattr(module, "find", lambda part, path: Heavier)
+    path, named = "optim.dense[0].optimizer", [torch.nn.Parameter(torch.zeros(1))]
+    made = instantiate.make({"_target_": "", "lr": 1, "momentum": 0.5, "weight": 2.0}, path, named)
+    assert [made.defaults[key] for key in ("lr", "momentum")] == [1.0, 0.5]
+    with pytest.raises(ConfigError, match=r"optimizer.momentun=3: unknown key"):
+        instantiate.make({"_target_": "", "weight": 2.0, "momentun": 3}, path, named)
 
 
 def test_defaults_are_hrms_recipe() -> None:

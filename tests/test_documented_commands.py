@@ -25,6 +25,7 @@ from tests.ranks import ROOT
 from tests.runs import launched
 from utils.command import cli, config, keys
 from utils.command.arguments import DEFINE_A_RUN, prepare
+from utils.command.naming import SweepJob
 from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
@@ -122,8 +123,9 @@ def resolve(overrides: tuple[str, ...], ranks: int, sweeps: bool = False) -> Non
     given = [override.partition("=")[0].lstrip("+~") for override in overrides]
     if {"eval_only", "checkpoint"} <= {*given} and not DEFINE_A_RUN & {*given}:
         raw = cli._adopt(raw, given, saved_config(raw.checkpoint))
+    job = SweepJob(overrides) if sweeps else None
     with initialize_config_dir(str(keys.CONF), **keys.HYDRA_ARGUMENTS):
-        config.resolve(raw, choices, Launch(world_size=ranks), [*overrides] if sweeps else None)
+        config.resolve(raw, choices, Launch(world_size=ranks), job)
 
 
 @cache

@@ -24,7 +24,7 @@ from utils.command.config import resolve
 from utils.command.explain import explain
 from utils.command.limits import check_paths
 from utils.command.marks import SAME_RUN
-from utils.command.naming import sweep_name
+from utils.command.naming import SweepJob, sweep_name
 from utils.command.root import Config, Root
 from utils.errors import (
     ConfigError,
@@ -60,7 +60,7 @@ def main(app: Callable[[], Any]) -> NoReturn:
     try:
         launch = detect(os.environ)
         signals.install(launch.rank, partial(_stopped_at_once, launch))
-        if help_text.is_wanted(sys.argv[1:]):
+        if {*help_text.WANTED} & {*sys.argv}:
             text = help_text.answer(sys.argv[1:])
             if launch.rank == 0:
                 print(text)
@@ -103,8 +103,9 @@ def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> Config:
     named = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
     if raw.get("eval_only") is True and raw.get("checkpoint") and not DEFINE_A_RUN & {*named}:
         raw = _adopt(raw, named, config_in(str(raw.checkpoint)))
-    overrides = list(state.overrides.task) if state.mode == RunMode.MULTIRUN else None
-    return resolve(raw, state.runtime.choices, launch, overrides, Path(state.sweep.dir).name)
+    job = SweepJob(state.overrides.task, Path(state.sweep.dir).name)
+    is_sweep = state.mode == RunMode.MULTIRUN
+    return resolve(raw, state.runtime.choices, launch, job if is_sweep else None)
 
 
 def _adopt(raw: DictConfig, named: Sequence[str], saved: Mapping[Any, Any]) -> DictConfig:

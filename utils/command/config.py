@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from hydra import compose
@@ -14,31 +14,25 @@ from utils.command.instantiate import check
 from utils.command.keys import GROUPS, fields_of, is_marked, leaves, marked
 from utils.command.limits import check_combinations
 from utils.command.marks import NAMES_PROJECT, SAME_RUN
-from utils.command.naming import check_name, folder_name, job_name
+from utils.command.naming import SweepJob, check_name, folder_name, job_name
 from utils.command.root import Config, Plain
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
 from utils.ranks.launchers import Launch
 
+Choices = Mapping[str, str]  # what was chosen of each group
+
 
 def resolve(
-    composed: DictConfig,
-    choices: Mapping[str, str],
-    launch: Launch,
-    overrides: Sequence[str] | None = None,
-    sweep: str = "",
+    raw: DictConfig, choices: Choices, launch: Launch, job: SweepJob | None = None
 ) -> Config:
-    """Checks every key, value and combination, and names the run; raises ConfigError.
-
-    `overrides` are those of a job of the sweep of this name.
-    """
-    checked = check(_plain(composed, resolve=True))
-    written = _plain(composed, resolve=False)
-    names = names_of(checked.plain(), written, choices, overrides, sweep)
+    """Checks every key, value and combination, and names the run; raises ConfigError."""
+    checked = check(_plain(raw, resolve=True))
+    names = names_of(checked.plain(), _plain(raw, resolve=False), choices, job)
     set_keys = checked.model_fields_set | names.keys()
     config = Config.model_construct(set_keys, **dict(checked) | names)
     check_combinations(config, launch)
-    if config.sweep.only is not None and overrides is None:
+    if config.sweep.only is not None and job is None:
         raise ConfigError(f"sweep.only={config.sweep.only}: chooses a job of a sweep; add -m")
     return config
 
@@ -55,35 +49,29 @@ def _plain(composed: DictConfig, resolve: bool) -> Plain:
     return plain
 
 
-def names_of(
-    config: Plain,
-    written: Plain,
-    choices: Mapping[str, str],
-    overrides: Sequence[str] | None,
-    sweep: str,
-) -> dict[str, str]:
+def names_of(config: Plain, written: Plain, choices: Choices, job: SweepJob | None) -> Plain:
     """Names a run after its configuration, so that the same command finds its own run.
 
     `written` is the configuration with its interpolations.
     """
-    fields, run_name = fields_of(config), config["run_name"]
-    data = next((value for _, value in marked(config, fields, NAMES_PROJECT) if value), None)
+    run_name, named_after = config["run_name"], marked(config, fields_of(config), NAMES_PROJECT)
+    data = next((value for _, value in named_after if value), None)
     project_name = config["project_name"] or (data and folder_name(data)) or choices["data"]
     check_name("project_name", project_name)
     if run_name is None:
         content = json.dumps(_differences(config, written, choices), sort_keys=True)
         run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     check_name("run_name", run_name)
-    if config["run_name"] and overrides is not None:
+    if config["run_name"] and job is not None:
         # jobs of a sweep that share a name must not share a directory
-        run_name = job_name(run_name, config, choices, overrides, fields, sweep)
+        run_name = job_name(run_name, config, choices, job)
     if config["eval_only"]:  # beside the run that it evaluates, and never in its place
         run_name += "-evaluation"
     path = config["checkpoint_path"] or f"runs/{project_name}/{run_name}"
     return {"run_name": run_name, "project_name": project_name, "checkpoint_path": path}
 
 
-def _differences(config: Plain, written: Plain, choices: Mapping[str, str]) -> Plain:
+def _differences(config: Plain, written: Plain, choices: Choices) -> Plain:
     """Returns the choices, and the values that differ from their defaults: a key that is new does
     not rename old runs.
     """

@@ -35,10 +35,6 @@ usage: python pretrain.py [experiment=NAME] [GROUP=NAME ...] [KEY=VALUE ...]
 """
 
 
-def is_wanted(arguments: Sequence[str]) -> bool:
-    return any(argument in WANTED for argument in arguments)
-
-
 def answer(arguments: Sequence[str]) -> str:
     """The text for a command line with `--help`; a ConfigError names a key that does not exist."""
     words = [word for word in arguments if word not in WANTED]

@@ -38,7 +38,6 @@ PASSED = {
     **{"optim.dense": 1, "optim.sparse": 3, "optim.schedule": 1},
 }
 NOT_FOR_RUNS = "data.build."  # writes datasets
-TARGET = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*){2,}", re.ASCII)
 # Hydra 1.4 warns of this argument, and 1.3 of its absence
 HYDRA_ARGUMENTS: dict[str, Any] = {"version_base": None} if hydra.__version__ < "1.4" else {}
 
@@ -67,14 +66,10 @@ def find(part: Any, path: str) -> Callable[..., Any]:
     """
     if not isinstance(part, Mapping):
         raise ConfigError(f"{path}={short(part)}: needs a _target_, and its keys beside it")
-    package, target = PACKAGES[re.split(r"\W", path)[0]], part.get("_target_")
+    package, target = PACKAGES[re.split(r"\W", path)[0]], str(part.get("_target_", "null"))
     where = f"{path}._target_={short(target)}"
-    if (
-        not isinstance(target, str)
-        or not TARGET.fullmatch(target)
-        or not target.startswith(f"{package}.")
-        or target.startswith(NOT_FOR_RUNS)
-    ):
+    pattern = rf"{package}(\.[A-Za-z]\w*){{2,}}"
+    if not re.fullmatch(pattern, target, re.ASCII) or target.startswith(NOT_FOR_RUNS):
         raise ConfigError(
             f"{where}: only things of this repository can be made, as {package}.module.Name"
         )
@@ -111,12 +106,15 @@ def _keys_of(target: Callable[..., Any], passed: int) -> type[Keys]:
     listed = hints.get("keys")
     if isinstance(listed, type) and issubclass(listed, Keys):
         return listed
-    parameters = [*inspect.signature(target).parameters.values()][passed:]
-    fields: dict[str, Any] = {
-        each.name: (hints.get(each.name, Any), ... if each.default is each.empty else each.default)
-        for each in parameters
-    }
-    return create_model(target.__name__, __base__=OfSignature, **fields)
+    base: type[Keys] = OfSignature
+    fields: dict[str, Any] = {}
+    for each in [*inspect.signature(target).parameters.values()][passed:]:
+        if each.kind is each.VAR_KEYWORD and isinstance(target, type):
+            base = _keys_of(target.__mro__[1], passed)  # its parent takes the remaining keys
+        elif each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+            default = ... if each.default is each.empty else each.default
+            fields[each.name] = (hints.get(each.name, Any), default)
+    return create_model(target.__name__, __base__=base, **fields)
 
 
 def fields_of(config: Plain) -> dict[str, FieldInfo]:

@@ -7,13 +7,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from omegaconf import OmegaConf
-from pydantic.fields import FieldInfo
 
-from utils.command.keys import is_marked
+from utils.command.keys import fields_of, is_marked
 from utils.command.marks import SAME_RUN
+from utils.command.root import Plain
 from utils.errors import ConfigError, short
 
 LONGEST = 200  # bytes; file systems take 255, and `.old-1` and the like are put behind a name
@@ -49,24 +49,24 @@ def folder_name(path: str) -> str:
     return name if name not in ("", "..") else Path(os.path.realpath(path)).name
 
 
-def job_name(
-    name: str,
-    config: Mapping[str, Any],
-    choices: Mapping[str, str],
-    overrides: Sequence[str],
-    fields: Mapping[str, FieldInfo],
-    sweep: str,
-) -> str:
+class SweepJob(NamedTuple):
+    """A job of a sweep: its own overrides, and the name of the sweep's folder."""
+
+    overrides: Sequence[str]
+    sweep: str = ""
+
+
+def job_name(name: str, config: Plain, choices: Mapping[str, str], job: SweepJob) -> str:
     """The name of one job of a sweep that fixes `run_name`: that name, and every override that
     makes the job another run.
 
     Only the keys of the overrides count: two ways to write a value are one job. A long name begins
     with the keys that the sweep is named after, is cut, and ends with a digest.
     """
-    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    keys = {override.partition("=")[0].lstrip("+~") for override in job.overrides}
     if "run_name" not in keys:
         keys.discard("experiment")  # the name is the experiment's, and stands for it
-    nested = OmegaConf.create(dict(config))
+    nested, fields = OmegaConf.create(config), fields_of(config)
     values = {
         key: choices[key] if key in choices else OmegaConf.select(nested, key)
         for key in sorted(keys)
@@ -79,7 +79,7 @@ def job_name(
     if len(text) <= room and all(FIT.fullmatch(str(value)) for value in values.values()):
         return f"{name}-{text}"
     digest = hashlib.sha256(os.fsencode(repr(values))).hexdigest()[:8]
-    swept = sweep.rpartition("-")[0].split(",")
+    swept = job.sweep.rpartition("-")[0].split(",")
     first = sorted(values, key=lambda key: key not in swept)
     text = ",".join(f"{key}={values[key]}" for key in first)
     return f"{name}-{re.sub(UNFIT, '_', text)[:room]}-{digest}"
