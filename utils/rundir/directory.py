@@ -32,7 +32,6 @@ from utils.rundir.loggers import Loggers
 from utils.rundir.maker import PATIENCE_S, REPORT_FILE, Maker
 from utils.rundir.status import FINAL, Status, other_writer
 from utils.rundir.terminal import Progress, show
-from utils.rundir.wandb_log import resolve_mode
 
 
 class RunDirectory:
@@ -93,12 +92,10 @@ class RunDirectory:
     ) -> None:
         """Makes the directory on rank 0, or continues the one there at the step `resumed`.
 
-        A former run is moved aside; nothing is written before. `loggers` are the key `log` and
-        what `Loggers.start` takes; `facts` are recorded with the start, and `report` says whether
+        A former run is moved aside; nothing is written before. `loggers` are the settings
+        that `Loggers.start` takes; `facts` are recorded with the start, and `report` says whether
         to draw the page.
         """
-        # fails on all ranks alike, before rank 0 writes anything
-        mode = resolve_mode(loggers.get("mode", "auto"), os.environ)
         hosts = self.dist.all_gather_text(socket.gethostname())
         facts = facts or {}
         with self.dist.agreed():
@@ -138,9 +135,7 @@ class RunDirectory:
                 self.event("started", self._began, **start, **facts)
                 of_run = {"num_params": facts.get("parameters")}  # as in HRM's runs
                 of_run |= {"ranks": self.dist.world_size, "revision": revision.revision()}
-                names, settings = loggers.get("log", ["wandb"]), {**loggers, "mode": mode}
-                given = (self.directory, names, settings, resumed, of_run)
-                self.wandb_id = self._loggers.start(*given)
+                self.wandb_id = self._loggers.start(self.directory, loggers, resumed, of_run)
         self.directory = Path(self.dist.broadcast_text(str(self.directory)))
 
     def say(self, text: str) -> None:
@@ -162,7 +157,7 @@ class RunDirectory:
         values = {name: _strict(value) for name, value in metrics.items()}
         row = {"step": step, "time": round(time.time(), 3), **values}
         self._metrics.write(json.dumps(row, allow_nan=False))
-        self._loggers.log(step, values)
+        self._loggers.log(step, metrics)
 
     def event(self, name: str, step: int | None, **facts: Any) -> None:
         """Appends a line to events.jsonl: what happened to the run, beside its metrics."""
@@ -175,10 +170,8 @@ class RunDirectory:
         if not files or self._status is None or self._status.lost():
             return
         with self._troubles.writing("evaluations"):
-            folder = self.directory
-            for name in ("evaluations", f"step_{step}", safe_name(set_name)):
-                folder /= name
-                folder.mkdir(exist_ok=True)  # and not the one above, which may be gone by now
+            folder = self.directory / "evaluations" / f"step_{step}" / safe_name(set_name)
+            folder.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 write_whole(folder / safe_name(name), content)
         self._loggers.show(step, set_name, files)

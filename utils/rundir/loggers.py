@@ -4,16 +4,18 @@ goes on.
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from utils.errors import brief
 from utils.rundir.records import read_config
 from utils.rundir.services import Logger, RunInfo, Say, TensorBoard, Trackio
-from utils.rundir.wandb_log import WandB, new_id
+from utils.rundir.wandb_log import WandB, resolve_mode
 
 FINISH_S = 30.0
 FAILURES = (Exception, SystemExit)  # a service may try to end the program
@@ -37,22 +39,22 @@ class Loggers:
     def start(
         self,
         directory: Path,
-        names: Sequence[str],
         settings: Mapping[str, Any],
         resumed: int | None,
         facts: Mapping[str, Any],
     ) -> str | None:
-        """Begins or continues this run in each of the named services.
+        """Begins or continues this run in each of the services that the setting `log` names.
 
-        `settings` are its `project` and `name`, and for W&B a `mode` and the `id` of a run to
+        Other settings are its `project` and `name`, and for W&B a `mode` and the `id` of a run to
         continue. `facts` stand in its config beside the run's keys. Returns the id of the W&B run,
         for a later start, even if W&B is off or fails now.
         """
-        wandb_id, mode = settings.get("id"), settings.get("mode", "auto")
+        names, wandb_id = settings.get("log", ["wandb"]), settings.get("id")
+        mode = resolve_mode(settings.get("mode", "auto"), os.environ)
         if mode == "disabled":
             names = [name for name in names if name != "wandb"]
         if "wandb" in names:
-            wandb_id = wandb_id or new_id()
+            wandb_id = wandb_id or secrets.token_hex(5)
         config = {**read_config(directory), **facts}
         project, run_name = settings.get("project"), settings.get("name")
         run = RunInfo(directory, project, run_name, config, resumed, wandb_id, mode)
@@ -66,9 +68,8 @@ class Loggers:
                 self._say(f"{kind.about}: could not start ({brief(error)}); off for this run")
         return wandb_id
 
-    def log(self, step: int, values: Mapping[str, float | int | None]) -> None:
+    def log(self, step: int, row: Mapping[str, float]) -> None:
         """Sends a row. Services keep the steps that they saw before a run was continued."""
-        row = {name: float("nan") if value is None else value for name, value in values.items()}
         self._each(lambda logger: logger.log(step, row))
 
     def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
@@ -78,13 +79,12 @@ class Loggers:
     def close(self, ok: bool, hurry: bool = False) -> None:
         """Ends the run as finished or failed, within a bounded time."""
         within = min(HURRY_S if hurry else FINISH_S, self._patience_s)
-        problems: dict[str, BaseException] = {}
 
         def finish(about: str, logger: Logger) -> None:
             try:
                 logger.finish(ok)
             except FAILURES as error:
-                problems[about] = error
+                self._say(f"{about}: could not finish ({brief(error)})")
 
         ends = {
             about: threading.Thread(target=finish, args=(about, logger), daemon=True)
@@ -96,9 +96,7 @@ class Loggers:
         deadline = time.monotonic() + within
         for about, end in ends.items():
             end.join(max(0.0, deadline - time.monotonic()))
-            if problem := problems.get(about):
-                self._say(f"{about}: could not finish ({brief(problem)})")
-            elif end.is_alive():
+            if end.is_alive():
                 sync = "; `wandb sync` uploads what its files hold" * (about == "W&B")
                 self._say(f"{about}: did not finish within {within:g} s{sync}")
 

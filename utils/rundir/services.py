@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 Say = Callable[[str], None]
-Row = Mapping[str, float]  # NaN where a number is not finite
+Row = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RunInfo:
     wandb_mode: str
 
 
-class Logger(Protocol):
+class Logger:
     """One run in one service. Every method may raise any error, which ends this logger alone."""
 
     about: str  # its name for users
@@ -38,12 +38,14 @@ class Logger(Protocol):
     def log(self, step: int, row: Row) -> None: ...
 
     def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
-        """Sends what it can of the files of an evaluation."""
+        """Sends what it can of the files of an evaluation; nothing unless a logger does better, as
+        the report page has them.
+        """
 
     def finish(self, ok: bool) -> None: ...
 
 
-class Trackio:
+class Trackio(Logger):
     """A dashboard of Hugging Face's, on this machine or in a Space that TRACKIO_SPACE_ID names."""
 
     about = "trackio"
@@ -62,14 +64,11 @@ class Trackio:
     def log(self, step: int, row: Row) -> None:
         self._run.log(dict(row), step=step)
 
-    def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
-        """Does nothing: the report page has them."""
-
     def finish(self, ok: bool) -> None:
         self._run.finish()
 
 
-class TensorBoard:
+class TensorBoard(Logger):
     """Event files in the run's directory."""
 
     about = "TensorBoard"
@@ -85,9 +84,6 @@ class TensorBoard:
     def log(self, step: int, row: Row) -> None:
         for name, value in row.items():
             self._writer.add_scalar(name, value, step)
-
-    def show(self, step: int, set_name: str, files: Mapping[str, str | bytes]) -> None:
-        """Does nothing: the report page has them."""
 
     def finish(self, ok: bool) -> None:
         self._writer.close()

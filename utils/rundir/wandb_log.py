@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from utils import revision
 from utils.errors import brief
 from utils.files import ROOT
-from utils.rundir.services import RunInfo
+from utils.rundir.services import Logger, RunInfo
 
 MODES = ("auto", "online", "offline", "disabled")
 INIT_S = 15.0
@@ -60,12 +59,7 @@ def tables_of(scene: Mapping[str, Any]) -> list[Table]:
     return []
 
 
-def new_id() -> str:
-    """Returns the id of a new W&B run."""
-    return secrets.token_hex(5)
-
-
-class WandB:
+class WandB(Logger):
     """A run of W&B, which the id continues."""
 
     about = "W&B"
