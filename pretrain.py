@@ -38,11 +38,14 @@ from models.objective import (
     frozen_files,
     load_tensors,
     make_objective,
+    prepare,
     rehearse,
     saved_tensors,
     shared_tensors,
+    start_from,
     statistics_of,
     tables_of,
+    to_devices,
     trained,
 )
 from optim.averages import EMA
@@ -59,7 +62,7 @@ from trial.predictions import try_predictions
 from trial.source import try_source
 from utils.carries import Carries
 from utils.checkpoint import folders, reader, resume
-from utils.checkpoint.policy import Checkpointer
+from utils.checkpoint.policy import Checkpointer, Metric
 from utils.checkpoint.registry import Origin, Registry, RunState
 from utils.command import cli, config
 from utils.command.instantiate import make
@@ -155,18 +158,15 @@ class Trainer:
         with dist.agreed():
             objective = make_objective(cfg.arch, cfg.seed, source.spec)
             if cfg.init_from and dist.is_main and self.is_new:
-                read = objective.published(cfg.init_from)
-                saved, tables = saved_tensors(objective), tables_of(objective)
-                weights = resume.initial_weights(cfg.init_from, read, saved, tables, self.run.say)
-                load_tensors(objective, weights)
-        objective.move_to_devices(dist)
+                start_from(objective, cfg.init_from, self.run.say)
+        to_devices(objective, dist)
         frozen = frozen_files(objective).items()
         check_same_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
         # another machine may draw other initial weights: those of rank 0 count
         broadcast_from_rank_0(shared_tensors(objective), dist)
         # what the net does before its first step must leave the same bits on all ranks
         if self.is_new:
-            objective.prepare(dist, source, Noise(cfg.seed, 0, self.owned, dist.device))
+            prepare(objective, dist, source, Noise(cfg.seed, 0, self.owned, dist.device))
             check_same(shared_tensors(objective), dist)
         return objective
 
@@ -192,7 +192,7 @@ class Trainer:
         self.schedule = build_schedule(cfg.optim.get("schedule"), length)
         self.norms = Norms(sync)  # of logged steps
         # of evaluations; decides which checkpoint is the best
-        self.judging_metric = objective.judging_metric(cfg.objective_metric)
+        self.judging_metric = Metric.judging(objective, cfg.objective_metric)
         self.flops_per_example = 0
         if hardware.peak_flops(dist.device, objective.dtype):
             self.flops_per_example = flops_per_example(objective, *self.first_batch(self.owned[:1]))
@@ -219,7 +219,7 @@ class Trainer:
         sums_of_owned = partial(meter.state, self.owned)
         load_sums = partial(meter.load, device=self.dist.device)
         saved.add_by_shard("meter", sums_of_owned, load_sums, meter.like, any_precision=True)
-        if self.source.cursor:
+        if hasattr(self.source, "cursor"):
             cursors = Cursors(self.source, lambda: self.step, self.owned)
             saved.add_by_shard("cursor", cursors.state, cursors.load, cursors.like)
         return saved
@@ -507,7 +507,7 @@ class Trainer:
         speed = row["speed/examples_per_s"]
         row |= hardware.use_of_devices(self.dist, objective.dtype, self.flops_per_example * speed)
         self.run.log(self.step, row)
-        name = objective.headline.name
+        name = objective.headline
         self.run.progress(
             "step", self.step, self.total_steps, means.get("loss"), name, means.get(name), speed
         )

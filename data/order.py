@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from contract import Arrays, EvalSet, RunLength, RunSettings, Source, Spec
+from contract import Arrays, Examples, RunLength, RunSettings, Source, Spec
 from utils.errors import ConfigError
 from utils.noise import generator
 
@@ -263,7 +263,7 @@ class EpochSource(Source):
 
     length: RunLength
 
-    def __init__(self, run: RunSettings, spec: Spec, train: Rows, **eval_sets: EvalSet) -> None:
+    def __init__(self, run: RunSettings, spec: Spec, train: Rows, **eval_sets: Examples) -> None:
         self.spec, self._train, self._eval_sets, self._shards = spec, train, eval_sets, run.shards
         batch = run.global_batch_size
         self._order = Order(run.seed, len(train))
@@ -274,7 +274,7 @@ class EpochSource(Source):
         visits = self._order.visits(*self._steps.span(step))
         return self._train.read(shard_rows(visits, shard, self._shards))
 
-    def eval_sets(self) -> Mapping[str, EvalSet]:
+    def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets
 
 
@@ -285,7 +285,10 @@ class DrawnSource(Source):
 
     def __init__(self, run: RunSettings, stream: str) -> None:
         """`stream` names the random numbers of training."""
-        run.refuse_path()
+        if run.data_path is not None:
+            raise ConfigError(
+                f"data_path={run.data_path}: this data is drawn anew, not read; leave data_path out"
+            )
         self._run, self._stream = run, stream
         self.length = RunLength.in_steps(run)
         # the last step and its whole batch: small draws take as long as large ones

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def fingerprints_of(source: Source, shard: int | None) -> dict[str, str]:
     parts = {"the dataset": source.spec.fingerprint}
     if shard is not None:
         # only its owner may begin to read a stream
-        is_stream = bool(source.cursor)
+        is_stream = hasattr(source, "cursor")
         batch = check_batch(
             f"{full_name(source)}.train_batch", source.train_batch(0, shard if is_stream else 0)
         )
@@ -79,8 +80,16 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
     return arrays
 
 
+def settings_of(config: Mapping[str, Any]) -> RunSettings:
+    """Picks them from a run's configuration; keys that are missing or null get the default."""
+    given = {each.name: config.get(each.name) for each in fields(RunSettings)}
+    if given["eval_only"] and given["epochs"] is given["max_steps"] is None:
+        given["max_steps"] = 1  # nothing is trained, so any length will do
+    return RunSettings(**{name: value for name, value in given.items() if value is not None})
+
+
 def source_of(config: Mapping[str, Any]) -> Source:
-    run = RunSettings.of(config)
+    run = settings_of(config)
     with seeded(run.seed):  # a split that somebody else's function draws
         source: Source = make(config.get("data", {}), "data", run)
     return source

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from contract import Arrays, Batch, EvalSet, Noise, Source
+from contract import Arrays, Batch, Examples, Noise, Source
 from data.source import check_batch
 from utils.errors import ConfigError, LocalError, RankError, brief, full_name
 from utils.ranks import signals
@@ -164,9 +164,20 @@ def to_tensors(pieces: Sequence[Arrays]) -> Batch:
 
 
 class Cursors:
-    """How far the shards of a source that reads forwards have been read, for checkpoints."""
+    """How far a source that can only be read forwards has been read, shard by shard, for
+    checkpoints.
 
-    def __init__(self, source: Source, done: Callable[[], int], owned: Sequence[int]) -> None:
+    Its batches also depend on the cursors, and so are the same at any number of ranks. It has
+
+        cursor: names of the numbers that say how far a shard has been read
+        cursors(step, shards): their values for each of these shards when so many steps are done
+        go_on(cursors): goes on from these, which are this rank's; called once, before training
+
+    and is asked for each shard's steps in order, from its cursor on. Before that, it may be asked
+    for step 0, also of another rank's shard, which must not move a cursor.
+    """
+
+    def __init__(self, source: Any, done: Callable[[], int], owned: Sequence[int]) -> None:
         """`done` returns the number of steps done; `owned` are this rank's shards."""
         self._source, self._done, self._owned = source, done, owned
 
@@ -266,7 +277,7 @@ def _start_worker(_: int) -> None:
 
 
 def eval_batches(
-    eval_set: EvalSet, batch_size: int, rank: int = 0, world_size: int = 1, most: int | None = None
+    eval_set: Examples, batch_size: int, rank: int = 0, world_size: int = 1, most: int | None = None
 ) -> Iterator[tuple[np.ndarray, Batch]]:
     """Yields this rank's batches of an evaluation set, or of its `most` first examples, each as
     indices of examples and tensors.

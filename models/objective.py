@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from contract import Batch, Carry, Context, Objective, Spec
 from models.frozen import Frozen
 from models.sparse_embedding import SparseEmbedding
+from utils.checkpoint.resume import initial_weights
 from utils.command.instantiate import make
 from utils.measure.hardware import count_flops
-from utils.noise import seeded
+from utils.noise import Noise, give_noise, seeded
+from utils.ranks.distributed import Dist
 from utils.transfer import fill
 
 T = TypeVar("T")
@@ -81,11 +83,33 @@ def _without_frozen(objective: Objective, named: Mapping[str, T]) -> dict[str, T
     return {name: value for name, value in named.items() if not name.startswith(prefixes)}
 
 
+def start_from(objective: Objective, path: str, say: Callable[[str], None]) -> None:
+    """Loads the weights with which a run begins, from a run or from what others published."""
+    published = getattr(objective, "published", None)
+    read, live = published(path) if published else None, saved_tensors(objective)
+    load_tensors(objective, initial_weights(path, read, live, tables_of(objective), say))
+
+
+def to_devices(objective: Objective, dist: Dist) -> None:
+    """Moves the net to this rank's device, or as the objective spreads it over several."""
+    if spread := getattr(objective, "spread", None):
+        spread(dist)
+    else:
+        with dist.agreed():
+            objective.to(dist.device)
+
+
+def prepare(objective: Objective, dist: Dist, source: Any, noise: Noise) -> None:
+    """Lets a net that is new begin with a warm-up or at its data, if its objective has that."""
+    if begin := getattr(objective, "prepare", None):
+        begin(dist, source, noise)
+
+
 def statistics_of(
     objective: Objective, batch: Batch, carry: Carry, ctx: Context
 ) -> dict[str, Tensor]:
     """Calls `statistics` with the dropout that `forward` will have."""
-    objective.draw_from(ctx.noise)
+    give_noise(objective.dropouts, ctx.noise)
     return objective.statistics(batch, carry, ctx)
 
 
@@ -109,6 +133,6 @@ def rehearse(objective: Objective, batch: Batch, ctx: Context, keep: bool = Fals
 
 def flops_per_example(objective: Objective, batch: Batch, ctx: Context) -> int:
     """The FLOPs of an example's forward and backward pass: what the objective says, or counted."""
-    if (stated := objective.flops_per_example()) is not None:
-        return stated
+    if stated := getattr(objective, "flops_per_example", None):
+        return stated()
     return count_flops(lambda: rehearse(objective, batch, ctx)) // len(next(iter(batch.values())))

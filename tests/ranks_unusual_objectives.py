@@ -22,7 +22,6 @@ from contract import (
     Arrays,
     Batch,
     Context,
-    Metric,
     Noise,
     Objective,
     Prediction,
@@ -127,7 +126,7 @@ class MeanError(SquaredError):
 
 
 class Misnamed(SquaredError):
-    headline = Metric("acuracy")
+    headline = "acuracy"
 
 
 class Drawing(images.ImageSource):

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from contract import IGNORE, Batch, Metric, Objective, Prediction
+from contract import IGNORE, Batch, Objective, Prediction
 from trial.batch import TriedBatch, check_metrics
+from utils.checkpoint.policy import Metric
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluation import metric_key
 
@@ -25,9 +26,7 @@ def try_predictions(
     Unless `names_alone` are tried, also for other predictions than the contract's, and for a
     headline that is not among the metrics.
     """
-    metric = Metric.parse(asked or "").name
-    if not names_alone and not metric:
-        metric = objective.judging_metric(None).name
+    metric = "" if names_alone and not asked else Metric.judging(objective, asked).name
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
     if not sets or not (metric or outputs):
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -127,6 +127,22 @@ class Dropout(nn.Module):
         assert self.noise is not None
         kept = self.noise.uniform(self.stream, x.shape) >= self.rate
         return (kept / (1 - self.rate)).to(x.dtype)
+
+
+def dropouts_of(net: nn.Module) -> list[Dropout]:
+    """Returns the dropout layers of a net, which draw from streams of their names from now on: the
+    same on every rank and after a resume.
+    """
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, Dropout)}
+    for name, layer in layers.items():
+        layer.stream = name
+    return [*layers.values()]
+
+
+def give_noise(layers: Iterable[Dropout], noise: Noise) -> None:
+    """Gives dropout layers the noise of their next pass."""
+    for layer in layers:
+        layer.noise = noise
 
 
 def _key(seed: int, step: int, shard: int, stream: str) -> np.ndarray:

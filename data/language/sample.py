@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from contract import Batch, EvalSet, Examples, Prediction, Report
+from contract import Batch, Examples, Prediction, Report
 from data.language.token_files import Corpus
 from data.tokenizer import Tokenizer
 from utils.command.marks import SAME_RUN, Keys
@@ -40,7 +40,7 @@ class SampleKeys(Keys):
     """Draw from so many likeliest tokens; 0: from all"""
 
 
-def sample_set(corpus: Corpus, seed: int, seq_len: int, keys: SampleKeys) -> dict[str, EvalSet]:
+def sample_set(corpus: Corpus, seed: int, seq_len: int, keys: SampleKeys) -> dict[str, Examples]:
     """Returns the set `sample`: the prompt, or the start of the held-out text, with room for its
     continuation and how to draw it. Returns none where there is nothing to continue.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -18,11 +19,11 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source
-from data.language.sample import Continuation, SampleKeys, sample_set
+from contract import Arrays, Evaluator, Examples, RunLength, RunSettings, Source
+from data.language.sample import Continuation, sample_set
 from data.language.text_files import Documents, HubTexts, TextFiles, is_held_out
 from data.language.token_files import Corpus
-from data.language.tokens import in_sequences
+from data.language.tokens import TextKeys, in_sequences
 from data.language.windows import HeldOut, batch_of
 from data.tokenizer import Bytes, FromFile, TextSpec, Tokenizer
 from utils.command.marks import MAY_CHANGE, NAMES_PROJECT
@@ -37,7 +38,7 @@ Cursor = Mapping[str, int]
 Position = tuple[int, int]  # a file of the shard, and the next row in it
 
 
-class StreamKeys(SampleKeys):
+class StreamKeys(TextKeys):
     """The keys of data=stream."""
 
     hub: Annotated[str | None, MAY_CHANGE, NAMES_PROJECT]
@@ -73,13 +74,12 @@ class StreamSource(Source):
                 f"num_workers={run.num_workers}: data=stream reads in the training process, which"
                 " saves where it is; use num_workers=0"
             )
-        run.refuse_epochs()
-        run = in_sequences(run, keys.seq_len)
-        if run.max_steps is None:
+        if run.max_steps is None and keys.max_tokens is None:
             raise ConfigError(
                 "max_steps=null: a stream has no known length; give max_steps or max_tokens"
             )
         # how long the run is, and what a shard reads in each step
+        run = replace(in_sequences(run, keys, keys.seq_len), epochs=run.epochs)
         self.length = RunLength.in_steps(run)
         self._shards, self._keys = run.shards, keys
         # the rows of a shard, and the tokens of each
@@ -103,7 +103,7 @@ class StreamSource(Source):
 
         # evaluations always see the same tokens, which are read once, here
         held_out = self._held_out()
-        self._eval_sets: dict[str, EvalSet] = {}
+        self._eval_sets: dict[str, Examples] = {}
         if not (run.eval_only and keys.prompt is not None):
             self._eval_sets["val"] = HeldOut(held_out, keys.seq_len, keys.val_tokens)
         self._eval_sets |= sample_set(held_out, run.seed, keys.seq_len, keys)
@@ -135,7 +135,7 @@ class StreamSource(Source):
     def go_on(self, cursors: Mapping[int, Cursor]) -> None:
         self._streams = {shard: _Stream(self, shard, cursor) for shard, cursor in cursors.items()}
 
-    def eval_sets(self) -> Mapping[str, EvalSet]:
+    def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:

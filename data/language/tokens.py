@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from contract import EvalSet, Evaluator, RunSettings
+from contract import Evaluator, Examples, RunSettings
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
 from data.language.sample import Continuation, SampleKeys, sample_set
@@ -20,7 +20,7 @@ from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
 from data.order import EpochSource
 from data.tokenizer import TextSpec
-from utils.command.marks import Keys
+from utils.command.marks import SAME_RUN, Keys
 from utils.errors import ConfigError
 
 __all__ = ["Corpus", "EmbeddedText", "TokenSource", "open_text"]
@@ -38,7 +38,19 @@ class EmbeddedText(Keys):
     """Tokens in a vocabulary of byte pairs, found in this text; null: bytes"""
 
 
-class TokenKeys(SampleKeys):
+class TextKeys(SampleKeys):
+    """The keys of every source of text. Two stand for root keys, which say whether it is the same
+    run.
+    """
+
+    tokens_per_update: Annotated[PositiveInt | None, SAME_RUN] = None
+    """The size of an update, as the root key `tokens_per_update` says"""
+
+    max_tokens: Annotated[PositiveInt | None, SAME_RUN] = None
+    """The length of the run, as the root key `max_tokens` says"""
+
+
+class TokenKeys(TextKeys):
     """The keys of data=tokens."""
 
     seq_len: PositiveInt
@@ -74,7 +86,7 @@ class TokenSource(EpochSource):
         windows = (PackedWindows if keys.documents else Windows)(corpus, keys.seq_len)
         most_documents = windows.most_documents
 
-        eval_sets: dict[str, EvalSet] = {}
+        eval_sets: dict[str, Examples] = {}
         if not (run.eval_only and keys.prompt is not None):  # a prompt is answered alone
             begin = corpus.begin if keys.documents else None
             held_out = HeldOut(corpus, keys.seq_len, keys.val_tokens, begin)
@@ -93,7 +105,7 @@ class TokenSource(EpochSource):
             most_documents=most_documents,
             tokenizer=corpus.tokenizer,
         )
-        super().__init__(in_sequences(run, keys.seq_len), spec, windows, **eval_sets)
+        super().__init__(in_sequences(run, keys, keys.seq_len), spec, windows, **eval_sets)
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         if set_name == "sample" and self._tokenizer is not None:
@@ -101,12 +113,12 @@ class TokenSource(EpochSource):
         return []
 
 
-def in_sequences(run: RunSettings, seq_len: int) -> RunSettings:
+def in_sequences(run: RunSettings, keys: TextKeys, seq_len: int) -> RunSettings:
     """Returns the settings of a run that counts an update and its length in sequences and steps,
     whether they are given so or in tokens. Steps come before tokens, and both before epochs.
     """
     # an update is given in sequences or in tokens; from here on it counts sequences
-    batch, tokens = run.global_batch_size, run.tokens_per_update
+    batch, tokens = run.global_batch_size, keys.tokens_per_update
     if batch and tokens is not None:
         raise ConfigError(
             f"global_batch_size={batch} and tokens_per_update={tokens}: both say how large an"
@@ -127,11 +139,11 @@ def in_sequences(run: RunSettings, seq_len: int) -> RunSettings:
 
     # the length of the run, likewise
     max_steps = run.max_steps
-    if max_steps is None and run.max_tokens is not None:
-        max_steps = run.max_tokens // (batch * seq_len)
+    if max_steps is None and keys.max_tokens is not None:
+        max_steps = keys.max_tokens // (batch * seq_len)
         if not max_steps:
             raise ConfigError(
-                f"max_tokens={run.max_tokens}: one update takes {batch * seq_len}; give as many or"
+                f"max_tokens={keys.max_tokens}: one update takes {batch * seq_len}; give as many or"
                 " more"
             )
     # where steps are counted, windows follow each other across epochs, and none is left out

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from contract import IGNORE, Arrays
+from contract import IGNORE, Arrays, Examples
 from data.language.token_files import Corpus
 from utils.errors import ConfigError
 
@@ -60,7 +60,7 @@ def batch_of(tokens: np.ndarray, begin: int | None) -> Arrays:
     return batch
 
 
-class HeldOut:
+class HeldOut(Examples):
     """Windows of the held-out files. Each token but a file's first is predicted once, and at most
     `most` in all.
     """

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from contract import IGNORE, Arrays
+from contract import IGNORE, Arrays, Examples
 from data.recursive.puzzle_files import PuzzleSet, PuzzleSplit, check_values, has_split, read_split
 from data.recursive.sudoku_boards import generate, sudoku_split
 from utils.command.marks import Keys
@@ -97,7 +97,7 @@ class Pool:
         return inputs, labels
 
 
-class PuzzleEvalSet:
+class PuzzleEvalSet(Examples):
     def __init__(self, member: Member) -> None:
         self._member, self._identifiers = member, member.identifiers
         self._first = member.puzzles.puzzle_indices.astype(np.int64)  # row of each puzzle

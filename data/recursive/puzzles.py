@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from contract import Arrays, EvalSet, Evaluator, RunLength, RunSettings, Source, Spec
+from contract import Arrays, Evaluator, Examples, RunLength, RunSettings, Source, Spec
 from data.example_text import ExampleText
 from data.order import Order, cut_steps, run_length, shard_rows
 from data.recursive.arc_votes import ArcPairs, ArcVotes
@@ -109,7 +109,7 @@ class PuzzleSource(Source):
         # what evaluations read: puzzles of the user's own, or the test sets
         self._own: OwnPuzzles | None = None
         self._test = {member.name: member for member in test}
-        self._eval_sets: dict[str, EvalSet] = {}
+        self._eval_sets: dict[str, Examples] = {}
         self._arc_pairs: dict[str, ArcPairs] = {}  # of the sets in which answers to ARC vote
         if keys.puzzle is not None:
             if not run.eval_only:
@@ -173,7 +173,7 @@ class PuzzleSource(Source):
         rows, owner = pack(first, size, self._run.global_batch_size, rng)
         return rows, self._pool.identifier[puzzles[owner]]
 
-    def eval_sets(self) -> Mapping[str, EvalSet]:
+    def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets
 
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:

@@ -25,7 +25,6 @@ from contract import (
     Carry,
     Context,
     Evaluator,
-    Metric,
     Noise,
     Objective,
     Prediction,
@@ -108,7 +107,8 @@ class Decompose(Objective):
         self.last_alone = keys.positions == "last"
         # the error is a divergence of distributions over tokens, or a square of numbers
         self.error_name = "kl" if model.predicts_tokens else "mse"
-        self.headline = Metric(f"{self.error_name}_rounded", lower_is_better=True)
+        self.headline = f"{self.error_name}_rounded"
+        self.costs = self.costs | {self.headline}
         check_known(model, keys.known)
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from contract import IGNORE, Batch, Carry, Context, Metric, Objective, Prediction, Spec, StepOut
+from contract import IGNORE, Batch, Carry, Context, Objective, Prediction, Spec, StepOut
 from models.layers import (
     Embedding,
     ForwardDtype,
@@ -110,7 +110,6 @@ def sinusoids(length: int, width: int) -> Tensor:
 class Recall(Objective):
     """Sums the cross entropy of the token that follows each text."""
 
-    headline = Metric("accuracy")
     costs = frozenset({"loss"})
     model: InductionHeads
 

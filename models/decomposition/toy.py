@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import Doc
 
-from contract import IGNORE, Batch, Carry, Context, Metric, Objective, Prediction, Spec, StepOut
+from contract import IGNORE, Batch, Carry, Context, Objective, Prediction, Spec, StepOut
 from models.layers import (
     ForwardDtype,
     Layers,
@@ -154,7 +154,8 @@ def _identity(width: int) -> Linear:
 class Regress(Objective):
     """Sums the mean squared error of each example."""
 
-    headline = Metric("loss", lower_is_better=True)
+    headline = "loss"
+    costs = frozenset({"loss"})
     model: Toy
 
     def forward(self, batch: Batch, carry: Carry, ctx: Context) -> StepOut:

@@ -21,7 +21,6 @@ from contract import (
     Batch,
     Carry,
     Context,
-    Metric,
     MetricSums,
     Objective,
     Prediction,
@@ -61,7 +60,7 @@ class CausalLM(Objective):
     ) -> None:
         super().__init__(model)
         self.z_loss = z_loss
-        self.headline = Metric("bpb" if model.token_bytes else "loss", lower_is_better=True)
+        self.headline = "bpb" if model.token_bytes else "loss"
         self.chunk_tokens = chunk_tokens
         self.register_buffer(
             "bytes_V", torch.tensor(model.token_bytes, dtype=torch.int64), persistent=False
@@ -108,7 +107,8 @@ class CausalLM(Objective):
         weights = llama.read(folder, self.model.shape, vocab_size)
         return {f"model.{name}": tensor for name, tensor in weights.items()}
 
-    def shardable(self) -> Sequence[nn.Module]:
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
         return self.model.blocks
 
     def flops_per_example(self) -> int:

@@ -20,7 +20,6 @@ from contract import (
     Carry,
     Context,
     Evaluator,
-    Metric,
     Objective,
     Prediction,
     StepOut,
@@ -42,7 +41,7 @@ class Compress(Objective):
     The readers are frozen, so the checkpoint of the lowest loss keeps most of the passages' worth.
     """
 
-    headline = Metric("loss", lower_is_better=True)
+    headline = "loss"
     costs = frozenset({"loss", "loss_last", "loss_none", "loss_whole"})
     model: Prefix
 
@@ -72,7 +71,7 @@ class Compress(Objective):
                 model.passage_len, model.vocab_size, keys.latents, keys.wire, keys.encoder
             )
 
-    def move_to_devices(self, dist: Dist) -> None:
+    def spread(self, dist: Dist) -> None:
         """Spreads the readers over the rank's devices, of which the first has all that trains."""
         # readers are large and independent, so that several GPUs can share them
         devices = devices_of(dist, self.model.keys.devices)
@@ -83,7 +82,9 @@ class Compress(Objective):
                 if part is not None:
                     part.to(dist.device)
 
+    @property
     def movable(self) -> Sequence[tuple[nn.Module, float]]:
+        """The readers, each with its share of a step's operations."""
         trained, frozen = self.model.operations()
         together = trained + sum(frozen)
         return [

@@ -20,7 +20,6 @@ from contract import (
     Batch,
     Context,
     Evaluator,
-    Metric,
     MetricSums,
     Noise,
     Objective,
@@ -48,7 +47,7 @@ class ActCarry:
 class ActObjective(Objective):
     """Sums the token loss and the halting Q losses over slots. Padding rows do not count."""
 
-    headline = Metric("exact_accuracy")
+    headline = "exact_accuracy"
     costs = frozenset({"lm_loss", "q_halt_loss", "q_continue_loss"})
     model: RecursiveNet
 
@@ -121,7 +120,7 @@ class ActObjective(Objective):
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         steps = [ThinkingSteps()] if self.model.sizes.halt_max_steps > 1 else []
-        return [Interval(self.headline.name), *steps]
+        return [Interval(self.headline), *steps]
 
     def _refill(self, carry: ActCarry, batch: Batch, noise: Noise) -> ActCarry:
         """Gives slots that halted a puzzle of the new batch and a fresh state."""

@@ -24,7 +24,6 @@ from contract import (
     Batch,
     Context,
     Evaluator,
-    Metric,
     MetricSums,
     Noise,
     Objective,
@@ -74,7 +73,7 @@ class GuessObjective(Objective):
     guess was wrong, and that of the value. Padding rows do not count.
     """
 
-    headline = Metric("exact_accuracy")
+    headline = "exact_accuracy"
     costs = frozenset({"cell_loss", "value_loss", "accepted_wrongly"})
     model: CandidateNet
 
@@ -147,7 +146,7 @@ class GuessObjective(Objective):
         return Prediction(metrics, outputs | seen.outputs())
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
-        return [Interval(self.headline.name), ThinkingSteps()]
+        return [Interval(self.headline), ThinkingSteps()]
 
     def _refill(self, carry: GuessCarry, batch: Batch, noise: Noise) -> GuessCarry:
         """Gives slots that are done a puzzle of the new batch, some of whose blanks are revealed in

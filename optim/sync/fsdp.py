@@ -57,7 +57,7 @@ class FSDP(Sync):
         # each block by itself, then what is left as the outer unit
         root = OuterUnit(objective)
         frozen = {p for p in objective.parameters() if not p.requires_grad}
-        for block in objective.shardable():
+        for block in getattr(objective, "blocks", ()):
             fully_shard(
                 block, mesh=self._mesh, reshard_after_forward=self._reshards, ignored_params=frozen
             )

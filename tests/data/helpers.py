@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contract import Arrays, EvalSet, Evaluator, Prediction, Report, Source
+from contract import Arrays, Evaluator, Examples, Prediction, Report, Source
 
 Damage = Callable[[Path], object]  # of a folder
 
@@ -26,7 +26,7 @@ def global_batch(source: Source, step: int, shards: int) -> Arrays:
     return joined(source.train_batch(step, shard) for shard in range(shards))
 
 
-def everything(examples: EvalSet) -> Arrays:
+def everything(examples: Examples) -> Arrays:
     return examples.read(np.arange(len(examples)))
 
 

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import pretrain
-from contract import Context, Noise, RunSettings, Spec
+from contract import Context, Noise, Spec
+from data.source import settings_of
 from models.layers import RotaryEmbedding
 from models.objective import flops_per_example, rehearse, trained
 from optim.groups import build_dense
@@ -164,7 +165,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     # what is computed once for all examples without a feature, nobody can count beforehand
     all_features = ["data.probability=1"] if name == "components features" else []
     cfg = config_of(*line_of(name, folders, *FLOAT32, *all_features))
-    source = make(cfg.data, "data", RunSettings.of(cfg.plain()))
+    source = make(cfg.data, "data", settings_of(cfg.plain()))
     facts: Any = SimpleNamespace(cfg=cfg, source=source)
 
     def counted(device: torch.device, step: bool) -> Needs:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from contract import Metric
+from contract import Objective
 from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
 from utils.checkpoint.writer import Writer
@@ -20,6 +22,32 @@ from utils.rundir.directory import RunDirectory
 DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
 FAILED_SAVES = 3  # in a row, after which the run stops
 REMEDY = "make room there"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The metric that chooses the best checkpoint. As text, `-loss` means that lower is better."""
+
+    name: str
+    lower_is_better: bool = False
+
+    @classmethod
+    def judging(cls, objective: Objective, asked: str | None) -> Metric:
+        """The one that is `asked` for, by default the objective's headline."""
+        name = asked.removeprefix("-") if asked else f"eval/{objective.headline}"
+        # a user who names a cost means its smallest value, with or without the minus
+        is_cost = name.rpartition("/")[2] in objective.costs
+        return cls(name, is_cost or (asked or "").startswith("-"))
+
+    def __str__(self) -> str:
+        return f"-{self.name}" if self.lower_is_better else self.name
+
+    def improves(self, results: Mapping[str, float], best: float | None) -> bool:
+        """Whether a result beats the best so far; a missing one or NaN never does."""
+        value = results.get(self.name, math.nan)
+        if math.isnan(value):
+            return False
+        return best is None or (value < best if self.lower_is_better else value > best)
 
 
 class Checkpointer:

@@ -70,7 +70,7 @@ def count(
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)  # it stays from one pass to the next
     everything = [*objective.parameters(), *objective.buffers()]
-    blocks = [footprint.size(part.parameters()) for part in objective.shardable()]
+    blocks = [footprint.size(part.parameters()) for part in getattr(objective, "blocks", ())]
 
     def peak(shards: int) -> int:
         batch, context = first_batch(range(shards))
@@ -92,6 +92,7 @@ def count(
         each=two - one,
         parameters=sum(parameter.numel() for parameter in trained),
         movable=[
-            Movable(footprint.size(part.parameters()), work) for part, work in objective.movable()
+            Movable(footprint.size(part.parameters()), work)
+            for part, work in getattr(objective, "movable", ())
         ],
     )

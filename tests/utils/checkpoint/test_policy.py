@@ -8,10 +8,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from contract import Metric
 from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint import writer
-from utils.checkpoint.policy import Checkpointer
+from utils.checkpoint.policy import Checkpointer, Metric
 from utils.checkpoint.registry import Origin, Registry
 from utils.ranks.distributed import Dist
 
@@ -36,3 +35,22 @@ def test_a_best_that_could_not_be_saved_does_not_count(
             checkpointer._writer.wait()
     assert full_disk.called
     assert (tmp_path / "checkpoints" / "best").read_text() == "step_3\n"
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "best", "better"),
+    [
+        ("eval/accuracy", 0.5, None, True),
+        ("eval/accuracy", 0.6, 0.5, True),
+        ("-eval/kl", 0.6, 0.5, False),
+        ("-eval/kl", 0.4, 0.5, True),
+        ("-eval/kl", float("nan"), None, False),
+    ],
+)
+def test_which_way_is_better_is_said_and_not_guessed(
+    metric: str, value: float, best: float | None, better: bool
+) -> None:
+    parsed = Metric.judging(MagicMock(costs=()), metric)
+    assert str(parsed) == metric
+    assert parsed.improves({parsed.name: value}, best) is better
+    assert not parsed.improves({"eval/other": value}, best)

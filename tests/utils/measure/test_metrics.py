@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from contract import Metric
 from utils.measure.metrics import Meter
 from utils.ranks.distributed import Dist
 
@@ -24,25 +23,6 @@ def test_sums_of_many_small_steps_stay_exact() -> None:
     for _ in range(3):
         meter.add({"a": pair(1.0, 0)})
     assert meter.read(Dist()) == {"a": 2.0**24 + 3}
-
-
-@pytest.mark.parametrize(
-    ("metric", "value", "best", "better"),
-    [
-        ("eval/accuracy", 0.5, None, True),
-        ("eval/accuracy", 0.6, 0.5, True),
-        ("-eval/kl", 0.6, 0.5, False),
-        ("-eval/kl", 0.4, 0.5, True),
-        ("-eval/kl", float("nan"), None, False),
-    ],
-)
-def test_which_way_is_better_is_said_and_not_guessed(
-    metric: str, value: float, best: float | None, better: bool
-) -> None:
-    parsed = Metric.parse(metric)
-    assert str(parsed) == metric
-    assert parsed.improves({parsed.name: value}, best) is better
-    assert not parsed.improves({"eval/other": value}, best)
 
 
 def test_sums_that_other_code_saved_are_forgotten() -> None:

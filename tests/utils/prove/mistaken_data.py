@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from contract import Arrays, EvalSet, Examples, RunSettings
+from contract import Arrays, Examples, RunSettings
 from data.digits.images import ImageSource
 
 KIND = os.environ.get("MISTAKE", "")
@@ -36,7 +36,7 @@ class Mistaken(ImageSource):
         self._latest = max(self._latest, step)
         return batch | {"labels": ((batch["labels"] + moved) % 10).astype(np.int32)}
 
-    def eval_sets(self) -> Mapping[str, EvalSet]:
+    def eval_sets(self) -> Mapping[str, Examples]:
         sets = super().eval_sets()
         if KIND != "evaluation":
             return sets
