@@ -43,7 +43,7 @@ EXPECTED = {
     "none": {},
     "set": {"again": CAUSES["again"], "two ranks": ""},
     "time": {"again": CAUSES["again"]},
-    "rank": {"two ranks": ""},
+    "rank": {"two ranks": "", "parts": ""},  # both have two ranks
     "history": {"resumed": CAUSES["resumed"]},
     "process": {"loader": CAUSES["loader"]},
     "evaluation": {"again": ONLY_EVALUATION},
