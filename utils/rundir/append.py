@@ -42,6 +42,8 @@ class AppendedFile:
 
     def __init__(self, path: Path, troubles: Troubles) -> None:
         self._name, self._troubles, self._lock = path.name, troubles, threading.Lock()
+        if path.exists() and path.stat().st_nlink > 1:  # a hard link, as snapshots of a folder make
+            write_whole(path, read_bytes(path))
         self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 (open as long as the run)
         self._length = self._file.seek(0, os.SEEK_END)  # of the whole lines
         if self._length:

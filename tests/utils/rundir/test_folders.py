@@ -44,3 +44,15 @@ def test_a_folder_of_other_files_is_no_runs(tmp_path: Path) -> None:
             run.begin("seed: 0\n", {"mode": "disabled", "project": "p", "name": "n"})
         assert run.directory == folder.with_name(f"{name}-2")
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, "mine")]
+
+
+def test_a_hard_link_to_a_log_is_left_alone(tmp_path: Path) -> None:
+    """As snapshots of a folder have them."""
+    for resumed in (None, 0):
+        with RunDirectory(tmp_path / "run", Dist()) as run:
+            run.begin("seed: 0\n", {"mode": "disabled", "project": "p", "name": "n"}, resumed)
+            run.say("said")
+        if resumed is None:
+            (tmp_path / "link").hardlink_to(run.directory / "log.txt")
+    assert (tmp_path / "link").read_text().count("said") == 1
+    assert (run.directory / "log.txt").read_text().count("said") == 2
