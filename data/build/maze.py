@@ -131,7 +131,8 @@ def build(options: argparse.Namespace) -> str:
             inputs, labels = map(images, boards["train"])
             splits["train"] = plain_split("train", vocab_size, inputs, labels, IMAGES)
         write_puzzles(folder, splits, ["<blank>"])
-        write_list(folder, boards)
+        if options.size is None:
+            write_list(folder, boards)
     return summary(options.output_dir, splits, boards, "mazes")
 
 

@@ -79,7 +79,8 @@ def build(options: argparse.Namespace) -> str:
             for name, part in boards.items()
         }
         write_puzzles(folder, splits, ["<blank>"])
-        write_list(folder, boards)
+        if options.size is None:
+            write_list(folder, boards)
     return summary(options.output_dir, splits, boards, "boards")
 
 

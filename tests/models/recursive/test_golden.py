@@ -40,7 +40,9 @@ class Recording:
         config = self.meta["config"] | changed
         self.rows = config.pop("batch_size")
         spec = PuzzleSpec(
-            config.pop("vocab_size"), config.pop("seq_len"), config.pop("num_puzzle_identifiers")
+            config.pop("vocab_size"),
+            config.pop("seq_len"),
+            table_rows=config.pop("num_puzzle_identifiers"),
         )
         config.pop("causal")
         objective = make_objective(self.meta["model"], spec, **config)
