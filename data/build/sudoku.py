@@ -60,6 +60,7 @@ def build(options: argparse.Namespace) -> str:
     with new_folder(options.output_dir) as folder:
         if options.size is None:
             boards = convert(options, parse_rows)
+            write_list(folder, boards)  # as they are published
             size = SIZES[boards["test"][0].shape[1]]
         else:
             size = options.size
@@ -79,8 +80,6 @@ def build(options: argparse.Namespace) -> str:
             for name, part in boards.items()
         }
         write_puzzles(folder, splits, ["<blank>"])
-        if options.size is None:
-            write_list(folder, boards)
     return summary(options.output_dir, splits, boards, "boards")
 
 
@@ -108,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--impossible",
         action="store_true",
-        help="change a clue of each test board, so that none has a solution",
+        help="change a clue of each test board so that it has no solution; leave others out",
     )
     return options
 

@@ -15,6 +15,7 @@ from utils.errors import ConfigError
 SOLVED = {4: 288, 6: 28_200_960}  # different solved boards
 MOST = 10**7  # boards of one dataset, before augmentation
 ROUNDS = 30  # attempts to find enough boards before giving up
+SPOILINGS = 300  # clues that are tried to leave a board without a solution
 SPARE = 3  # solved boards for each puzzle that has to be hard: most puzzles of size 9 are not
 TRIES = 256  # at least this many of them are tried together
 # guesses at which a large board counts as one of several solutions; one of size 9 never needs as
@@ -155,12 +156,15 @@ def spoil(
     puzzles: np.ndarray, answers: np.ndarray, size: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the boards with one clue changed so that no unit has a digit twice, and yet there is
-    no solution; and their answers with that clue. A solver that guesses should accept none.
+    no solution; and their answers with that clue. A solver that guesses should accept none. Boards
+    that no such clue is found for are left out.
     """
     rng = np.random.default_rng([seed, size])
     puzzles, answers = puzzles.copy(), answers.copy()
     left = np.arange(len(puzzles))
-    for _ in range(ROUNDS):
+    for _ in range(SPOILINGS):
+        if not len(left):
+            break
         spoiled = puzzles[left]
         cell = np.where(spoiled > 0, rng.random(spoiled.shape), -1).argmax(axis=1)
         board = np.arange(len(left))
@@ -172,7 +176,12 @@ def spoil(
         puzzles[left[done]] = spoiled[done]
         answers[left[done], cell[done]] = spoiled[board, cell][done]
         left = left[~done]
-    return puzzles, answers
+    if len(left) == len(puzzles):
+        raise ConfigError(
+            "--impossible: whichever clue is changed, the test boards have a solution; give boards"
+            " with more clues"
+        )
+    return np.delete(puzzles, left, axis=0), np.delete(answers, left, axis=0)
 
 
 def _first_occurrences(rows: np.ndarray) -> np.ndarray:

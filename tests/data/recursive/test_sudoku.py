@@ -11,7 +11,7 @@ from data.recursive.sudoku import (
     search,
     to_masks,
 )
-from data.recursive.sudoku_boards import augment, generate, random_solutions
+from data.recursive.sudoku_boards import augment, generate, random_solutions, spoil
 from tests.data.helpers import built, everything, files, write_table
 from tests.data.recursive.helpers import source
 from utils.errors import ConfigError
@@ -194,6 +194,20 @@ def test_impossible_boards_break_no_rule_and_have_no_solution(tmp_path, csv_boar
         digit, board[cell] = board[cell], 0
         assert peers_allow(board, cell, digit, 9)
     assert (search(to_masks(boards, 9), 9, limit=1).counts == 0).all()
+
+    listed = ("--boards", spoiled / "boards.json", "--impossible")
+    assert files(spoiled) == files(built(tmp_path / "again", "sudoku", *csv, *listed))
+
+
+def test_boards_that_stay_possible_are_left_out():
+    """A board of size 4 with one clue has solutions with every other."""
+    solved = np.array([[1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]], np.uint8)
+    one_clue = np.where(np.arange(16) == 0, solved, 0).astype(np.uint8)
+    with pytest.raises(ConfigError, match="the test boards have a solution; give boards with more"):
+        spoil(one_clue, solved, 4, seed=0)
+    ((puzzles, answers),) = generate(4, (1,), 8, seed=0)
+    both = np.concatenate([one_clue, puzzles]), np.concatenate([solved, answers])
+    assert (spoil(*both, 4, seed=0)[0] > 0).sum(1).tolist() == [8]
 
 
 def test_test_boards_that_are_trained_on_are_told(tmp_path, capsys):
