@@ -43,7 +43,7 @@ class Metric:
         return f"-{self.name}" if self.lower_is_better else self.name
 
     def improves(self, results: Mapping[str, float], best: float | None) -> bool:
-        """Whether a result beats the best so far; a missing one or NaN never does."""
+        """Returns whether a result is better than the best so far; NaN or none is not."""
         value = results.get(self.name, math.nan)
         if math.isnan(value):
             return False

@@ -67,7 +67,7 @@ class Optim(TypedDict):
 
 
 class Root(Keys):
-    """What every configuration has: the groups, whose keys their classes list, and all else."""
+    """All keys: the groups, whose keys stand beside the classes that take them, and the rest."""
 
     arch: Plain
     data: Plain

@@ -1,4 +1,4 @@
-"""What a run shows on the terminal."""
+"""Prints the lines of a run, and its progress."""
 
 from __future__ import annotations
 
