@@ -55,7 +55,7 @@ from optim.schedule import build_schedule, set_lr
 from optim.sync.agreement import Agreement
 from optim.sync.base import Sync
 from optim.sync.norms import Norms
-from optim.sync.replicas import broadcast_from_rank_0, check_same, check_same_data, check_same_files
+from optim.sync.replicas import broadcast_from_rank_0, check_same
 from trial.objective import try_objective
 from trial.optimizers import remembered, try_optimizers
 from trial.predictions import try_predictions
@@ -78,6 +78,7 @@ from utils.plan.cards import forward_dtype
 from utils.plan.needs import META, count
 from utils.plan.settle import with_plan
 from utils.ranks import distributed, signals
+from utils.ranks.alike import check_same_data, check_same_files
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 from utils.rundir.status import confirm_finished, started_again

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from utils.ranks.distributed import Dist
 from utils.transfer import wide
 
-SPANS = 500  # measured on CUDA before the older half is added up
-
 
 class Sync:
     """Keeps ranks in step. This base assumes that every rank holds whole tensors; syncs that differ
@@ -189,17 +187,11 @@ class Stopwatch:
         yield
         end.record()
         self._spans.append((begin, end))
-        if len(self._spans) == 2 * SPANS:  # events must not pile up until somebody reads
-            self._add(self._spans[:SPANS])
-            del self._spans[:SPANS]
 
     def read(self) -> float:
         """Returns the seconds counted since the last call."""
-        self._add(self._spans)
-        seconds, self._seconds, self._spans = self._seconds, 0.0, []
-        return seconds
-
-    def _add(self, spans: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> None:
-        for begin, end in spans:
+        for begin, end in self._spans:
             end.synchronize()
             self._seconds += begin.elapsed_time(end) / 1000
+        seconds, self._seconds, self._spans = self._seconds, 0.0, []
+        return seconds

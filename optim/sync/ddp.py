@@ -42,12 +42,12 @@ class DDP(Sync):
     def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
         """Returns a function that calls the objective through DDP, from the first step on."""
         super().wrap(objective, dist)
-        self._inside = LossAndOutput(objective)
+        self._inside = OuterUnit(objective)
         return self._call
 
     def _call(self, *arguments: Any) -> Any:
         net = self._inside if self._net is None else self._net
-        return with_loss(*net(*arguments))
+        return with_loss(*net(loss_and_output, self._inside.objective, *arguments))
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
@@ -102,18 +102,23 @@ class DDP(Sync):
         return work.get_future().then(lambda done: done.value()[0])
 
 
-class LossAndOutput(nn.Module):
-    """Returns `(loss, output)` of an objective. DDP finds a loss in a tuple, but not in a
-    dataclass.
-    """
+class OuterUnit(nn.Module):
+    """Runs any call of an objective as its own forward pass, on which DDP and FSDP hang hooks."""
 
     def __init__(self, objective: nn.Module) -> None:
         super().__init__()
         self.objective = objective
 
-    def forward(self, *arguments: Any) -> tuple[Tensor, Any]:
-        out = self.objective(*arguments)
-        return out.loss, with_loss(out.loss.detach(), out)
+    def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return call(*arguments)
+
+
+def loss_and_output(forward: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Any]:
+    """Returns the loss by itself, too: DDP and FSDP find tensors in a tuple, but not in a
+    dataclass.
+    """
+    out = forward(*arguments)
+    return out.loss, with_loss(out.loss.detach(), out)
 
 
 def with_loss(loss: Tensor, out: Any) -> Any:

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
-import torch.distributed as c10d
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from typing_extensions import Doc
 
 from optim.sync.base import Sync
-from optim.sync.ddp import with_loss
+from optim.sync.ddp import OuterUnit, loss_and_output, with_loss
 from utils.errors import ConfigError
 from utils.ranks import distributed
 from utils.ranks.distributed import Dist
@@ -67,7 +66,6 @@ class FSDP(Sync):
         )
         self._units: list[Any] = [m for m in root.modules() if isinstance(m, FSDPModule)]
         for unit in self._units:  # sums in place of means
-            unit.set_custom_reduce_scatter(SummingReduceScatter())
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         # tied parameters have several names
@@ -154,13 +152,8 @@ class FSDP(Sync):
         forward, statistics = objective.forward, self._through_root(objective.statistics)
         has_statistics = True  # until the first batch has none; then no batch has any
 
-        def loss_and_output(*arguments: Any) -> tuple[Tensor, Any]:
-            out = forward(*arguments)
-            return out.loss, with_loss(out.loss.detach(), out)
-
         def routed_forward(*arguments: Any) -> Any:
-            # the loss by itself, as FSDP hangs its hooks on tensors that it finds in a tuple
-            return with_loss(*self._root(loss_and_output, *arguments))
+            return with_loss(*self._root(loss_and_output, forward, *arguments))
 
         def routed_statistics(*arguments: Any) -> dict[str, Tensor]:
             nonlocal has_statistics
@@ -185,37 +178,3 @@ class FSDP(Sync):
             return result
 
         return routed
-
-
-class OuterUnit(nn.Module):
-    """Runs any call of an objective as its own forward pass, on which FSDP hangs its hooks."""
-
-    def __init__(self, objective: nn.Module) -> None:
-        super().__init__()
-        self.objective = objective
-
-    def forward(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        return call(*arguments)
-
-
-class SummingReduceScatter:
-    """A reduce-scatter that sums, whatever `op` FSDP asks for."""
-
-    def __init__(self) -> None:
-        # PyTorch 2.13 warns about the older name
-        self._reduce = getattr(c10d, "reduce_scatter_single", None) or c10d.reduce_scatter_tensor
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: Any,
-        op: Any,
-        async_op: bool = False,
-    ) -> Any:
-        return self._reduce(
-            output_tensor, input_tensor, group=group, op=c10d.ReduceOp.SUM, async_op=async_op
-        )

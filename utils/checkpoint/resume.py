@@ -142,7 +142,7 @@ def restore(
     while start.folder is not None:
         with dist.agreed():
             check_fits(start, config, saved.origin(), total_steps)
-        with dist.unhurried():
+        with dist.waiting(forever=True):
             problem = _load(start.folder, start.step, saved, dist)
         if not problem:
             saved.run_state.load(start.meta)

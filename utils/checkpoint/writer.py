@@ -60,7 +60,7 @@ class Writer:
         """Takes a whole copy of the tensors on rank 0 and returns, once the last save is over; a
         thread writes it. `meta` and `best` count on rank 0.
         """
-        with self._dist.unhurried():
+        with self._dist.waiting(forever=True):
             self._join()
             started = time.perf_counter()
             tensors = (tensor for group in groups.values() for tensor in group.values())
@@ -79,7 +79,7 @@ class Writer:
         """Waits until no save is in progress. Returns why the last one failed, or an empty string;
         the same on all ranks.
         """
-        with self._dist.unhurried():
+        with self._dist.waiting(forever=True):
             self._join()
             return self._dist.broadcast_text(self._outcome)
 

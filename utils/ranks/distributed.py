@@ -13,9 +13,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as c10d
 
-from utils.errors import ConfigError, LocalError, PeerError, type_and_text
+from utils.errors import ConfigError, PeerError, type_and_text
 from utils.ranks.launchers import Launch, detect
-from utils.ranks.meeting import Facts, Meeting, meet
+from utils.ranks.meeting import meet, refuse_differences
 from utils.ranks.watch import Watch, this_process
 
 # the failure watch ends waits; the backend's timeout would count time that a rank was suspended
@@ -45,15 +45,11 @@ class Dist:
         start = rank * size + min(rank, extra)
         return range(start, start + size + (rank < extra))
 
-    def waiting(self) -> AbstractContextManager[None]:
+    def waiting(self, forever: bool = False) -> AbstractContextManager[None]:
         """A context for everything that waits for other ranks. After `timeout_s` the failure watch
-        ends the run.
+        ends the run, but not while ranks wait `forever`, as for rank 0's disk.
         """
-        return nullcontext() if self.watch is None else self.watch.waiting()
-
-    def unhurried(self) -> AbstractContextManager[None]:
-        """A context in which ranks wait for rank 0's disk, which may be as slow as it likes."""
-        return nullcontext() if self.watch is None else self.watch.unhurried()
+        return nullcontext() if self.watch is None else self.watch.waiting(forever)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sums a tensor over all ranks, in place."""
@@ -245,18 +241,12 @@ def pick_device(requested: str, launch: Launch) -> torch.device:
 
 def pick_backend(requested: str, device: torch.device) -> str:
     """Returns the backend of collectives: `requested`, or the one that suits the device."""
-    chosen = requested if requested != "auto" else ("nccl" if device.type == "cuda" else "gloo")
-    available = {"gloo": c10d.is_gloo_available, "nccl": c10d.is_nccl_available}
-    if chosen not in available or not available[chosen]():
-        raise ConfigError(
-            f"backend={requested}: not available in this PyTorch; choose gloo (CPU, CUDA) or nccl"
-            " (CUDA)"
-        )
-    if chosen == "nccl" and device.type != "cuda":
+    if requested == "nccl" and device.type != "cuda":
         raise ConfigError(
             f"backend=nccl needs device=cuda, but device is {device.type}; use backend=gloo"
         )
-    return chosen
+    suits = "nccl" if device.type == "cuda" else "gloo"
+    return suits if requested == "auto" else requested
 
 
 def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0) -> Dist:
@@ -266,30 +256,33 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
     """
     global _current
     launch = detect(os.environ)
-    if launch.launcher == "none":
-        return _place_on_device(launch, device, backend, timeout_s)[0]
-    if _current is not None:
-        dist, _ = _place_on_device(launch, device, backend, timeout_s)
-        return replace(_current, device=dist.device)
-    dist, chosen = _choose_device(launch, device, backend, timeout_s)
+    if launch.launcher == "none" or _current is not None:
+        own, _ = _place_on_device(launch, device, backend)
+        return replace(_current or Dist(timeout_s=timeout_s), device=own)
+    # a rank without a device goes on for the moment: others would wait for it
+    own, facts = torch.device("cpu"), {"error": "", "backend": "", "card": ""}
+    try:
+        own, facts["backend"] = _place_on_device(launch, device, backend)
+        if facts["backend"] == "nccl":
+            facts["card"] = str(torch.cuda.get_device_properties(own).uuid)
+    except ConfigError as error:
+        facts["error"] = str(error)
     allow_open_files()
-    meeting = meet(launch, timeout_s)
-    facts = meeting.exchange({"process": this_process(), **chosen})
-    processes = [fact["process"] for fact in facts]
+    store, for_watch, everyone = meet(launch, timeout_s, {"process": this_process(), **facts})
     # from here on all ranks fail together, also where they refuse to form a group
-    watch = Watch(meeting.client("watch"), launch, timeout_s, processes)
-    _current = replace(dist, watch=watch)
-    watch.start()
+    watch = Watch(for_watch, launch, timeout_s, [fact["process"] for fact in everyone])
+    numbers = launch.rank, launch.world_size, launch.local_rank
+    _current = Dist(*numbers, launch.launcher, own, timeout_s, watch)
     atexit.register(watch.stop)  # a script that simply ends is not missed
-    _refuse_differences(meeting, facts)
+    refuse_differences(store, launch, everyone)
     with _current.waiting():
         c10d.init_process_group(
-            chosen["backend"],
-            store=meeting.store,
+            facts["backend"],
+            store=store,
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timedelta(seconds=timeout_s + BACKSTOP_S),
-            device_id=dist.device if chosen["backend"] == "nccl" else None,
+            device_id=own if facts["backend"] == "nccl" else None,
         )
     return _current
 
@@ -329,78 +322,10 @@ def stop() -> None:
         c10d.destroy_process_group()
 
 
-def _choose_device(
-    launch: Launch, device: str, backend: str, timeout_s: float
-) -> tuple[Dist, dict[str, str]]:
-    """Returns this rank's `Dist`, and what the others must know of its device.
-
-    A rank without a device goes on for the moment: others would wait for it.
-    """
-    chosen = {"error": "", "backend": "", "card": ""}
-    try:
-        dist, chosen["backend"] = _place_on_device(launch, device, backend, timeout_s)
-        if chosen["backend"] == "nccl":
-            chosen["card"] = str(torch.cuda.get_device_properties(dist.device).uuid)
-    except ConfigError as error:
-        dist, chosen["error"] = _placed(launch, torch.device("cpu"), timeout_s), str(error)
-    return dist, chosen
-
-
-def _refuse_differences(meeting: Meeting, facts: Sequence[Facts]) -> None:
-    """Raises, on all ranks, what keeps them from forming one group."""
-    launch = meeting.launch
-    if problem := meeting.difference(facts):
-        raise _found_by_all(problem, launch)
-    _refuse_errors([fact["error"] for fact in facts], launch)
-    for rank, fact in enumerate(facts):
-        if fact["backend"] != facts[0]["backend"]:
-            chosen = f"rank 0 chose {facts[0]['backend']}, rank {rank} {fact['backend']}"
-            raise _found_by_all(f"backend=auto: {chosen}; set device=cpu or device=cuda", launch)
-    _refuse_shared_cards([fact["card"] for fact in facts])
-
-
-def _found_by_all(problem: str, launch: Launch) -> ConfigError | PeerError:
-    """The error to raise where all ranks find the same problem: rank 0 reports it."""
-    return ConfigError(problem) if launch.rank == 0 else PeerError(problem)
-
-
-def _refuse_errors(errors: Sequence[str], launch: Launch) -> None:
-    """Raises the first error of a rank that cannot have its device. `errors` are by rank, empty
-    where there is none.
-    """
-    rank = next((rank for rank, error in enumerate(errors) if error), None)
-    if rank is None:
-        return
-    if all(error == errors[rank] for error in errors):
-        raise _found_by_all(errors[rank], launch)
-    if errors[launch.rank]:
-        raise LocalError(errors[launch.rank])
-    raise PeerError(f"rank {rank}: {errors[rank]}")
-
-
-def _refuse_shared_cards(cards: Sequence[str]) -> None:
-    """Refuses two NCCL ranks on one GPU, for which NCCL's own error comes late and fills a page.
-
-    `cards` are by rank, empty for ranks without NCCL.
-    """
-    for rank, card in enumerate(cards):
-        if card and (first := cards.index(card)) != rank:
-            raise ConfigError(
-                f"backend=nccl: ranks {first} and {rank} are on one GPU; start a rank per GPU, or"
-                " set backend=gloo"
-            )
-
-
-def _place_on_device(
-    launch: Launch, device: str, backend: str, timeout_s: float
-) -> tuple[Dist, str]:
+def _place_on_device(launch: Launch, device: str, backend: str) -> tuple[torch.device, str]:
+    """Returns this process's device and backend, as asked for."""
     picked = pick_device(device, launch)
     chosen = pick_backend(backend, picked)
     if picked.type == "cuda":
         torch.cuda.set_device(picked)
-    return _placed(launch, picked, timeout_s), chosen
-
-
-def _placed(launch: Launch, device: torch.device, timeout_s: float) -> Dist:
-    numbers = launch.rank, launch.world_size, launch.local_rank
-    return Dist(*numbers, launch.launcher, device, timeout_s)
+    return picked, chosen

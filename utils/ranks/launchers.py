@@ -42,7 +42,8 @@ FAMILIES = {
     "mpich": Family(
         "PMI_RANK",
         ("PMI_SIZE",),
-        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        # with srun --mpi=pmi2 only Slurm gives the local rank
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
         ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     ),
     "srun": Family(
@@ -85,7 +86,9 @@ def detect(env: Mapping[str, str]) -> Launch:
     """The launcher, rank, world size and local rank, from the environment."""
     for name, family in FAMILIES.items():
         size_key = next((key for key in family.world_size if env.get(key)), None)
-        if not env.get(family.rank) or not _applies(name, env):
+        if not env.get(family.rank) or (name == "srun" and not _in_step(env)):
+            continue
+        if name == "torchrun" and not env.get("TORCHELASTIC_RUN_ID"):
             continue
         if size_key is None:
             if name != "env":
@@ -94,14 +97,12 @@ def detect(env: Mapping[str, str]) -> Launch:
                 f"RANK={env['RANK']} is set but WORLD_SIZE is not; export WORLD_SIZE=<number of"
                 " processes> or unset RANK"
             )
-        rank, world_size = _integer(env, family.rank), _integer(env, size_key)
+        rank, world_size = int(env[family.rank]), int(env[size_key])
         if not 0 <= rank < world_size:
             raise ConfigError(
                 f"{family.rank}={rank} is outside 0..{world_size - 1} ({size_key}={world_size});"
                 " unset both or correct them"
             )
-        if world_size > 1:
-            _given_port(env)  # known now, before anything slow is loaded
         return Launch(name, rank, world_size, _local_rank(name, env, rank, world_size))
     return Launch()
 
@@ -117,7 +118,9 @@ def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple
             f"MASTER_ADDR is not set and {launch.launcher} on several hosts does not tell it;"
             " export MASTER_ADDR=<host of rank 0>"
         )
-    if port := _given_port(env):
+    if env.get("MASTER_PORT"):
+        if not 0 < (port := int(env["MASTER_PORT"])) < 1 << 16:
+            raise ConfigError(f"MASTER_PORT={port} is no port; export one from 1024 to 65535")
         return address, port
     job = next((env[key] for key in JOB_NAMES.get(launch.launcher, ()) if env.get(key)), None)
     if launch.launcher == "srun":
@@ -126,14 +129,6 @@ def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple
     if job is None and launch.launcher in PARENTS and one_host and not env.get("MASTER_ADDR"):
         job = str(parent)  # one process started all ranks of this host
     return address, DEFAULT_PORT if job is None else FIRST_PORT + zlib.crc32(job.encode()) % PORTS
-
-
-def _given_port(env: Mapping[str, str]) -> int | None:
-    if not env.get("MASTER_PORT"):
-        return None
-    if not 0 < (port := _integer(env, "MASTER_PORT")) < 1 << 16:
-        raise ConfigError(f"MASTER_PORT={port} is no port; export one from 1024 to 65535")
-    return port
 
 
 def first_host(nodelist: str) -> str:
@@ -157,29 +152,10 @@ def _in_step(env: Mapping[str, str]) -> bool:
     return env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", "")) not in NOT_A_STEP
 
 
-def _applies(name: str, env: Mapping[str, str]) -> bool:
-    if name == "torchrun":
-        return bool(env.get("TORCHELASTIC_RUN_ID"))
-    return name != "srun" or _in_step(env)
-
-
-def _integer(env: Mapping[str, str], key: str) -> int:
-    try:
-        return int(env[key])
-    except ValueError:
-        raise ConfigError(
-            f"{key}={env[key]!r} is not a whole number; unset it or let the launcher set it"
-        ) from None
-
-
 def _local_rank(name: str, env: Mapping[str, str], rank: int, world_size: int) -> int:
-    keys = FAMILIES[name].local_rank
-    if name == "mpich" and _in_step(env):
-        # with srun --mpi=pmi2 only Slurm gives the local rank
-        keys = (*keys, "SLURM_LOCALID")
-    for key in keys:
+    for key in FAMILIES[name].local_rank:
         if env.get(key):
-            return _integer(env, key)
+            return int(env[key])
     local_size = _local_size(name, env)
     if local_size:
         return rank % local_size
@@ -192,12 +168,7 @@ def _local_rank(name: str, env: Mapping[str, str], rank: int, world_size: int) -
 
 
 def _local_size(name: str, env: Mapping[str, str]) -> int | None:
-    return next((_integer(env, key) for key in FAMILIES[name].local_size if env.get(key)), None)
-
-
-def surely_on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
-    """Returns whether the launcher states that all ranks run on this host."""
-    return _local_size(launch.launcher, env) == launch.world_size
+    return next((int(env[key]) for key in FAMILIES[name].local_size if env.get(key)), None)
 
 
 def on_one_host(env: Mapping[str, str], launch: Launch) -> bool:

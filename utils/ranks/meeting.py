@@ -13,8 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from signal import SIGTERM
@@ -24,9 +23,9 @@ import torch
 import torch.distributed as c10d
 
 from utils import revision
-from utils.errors import ConfigError, LocalError
+from utils.errors import ConfigError, LocalError, PeerError
 from utils.ranks import signals
-from utils.ranks.launchers import Launch, master_address, surely_on_one_host
+from utils.ranks.launchers import Launch, master_address, on_one_host
 from utils.ranks.watch import named
 
 PATIENT_S = 5.0  # how long a rank waits before the user hears of it
@@ -42,76 +41,15 @@ ADDRESS = "lockstep"  # the key in torchrun's store under which rank 0 publishes
 Facts = Mapping[str, str]  # what a rank says about itself
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """The key-value store that all ranks share; rank 0 hosts it."""
+def meet(
+    launch: Launch, timeout_s: float, own: Facts
+) -> tuple[c10d.Store, c10d.Store, list[Facts]]:
+    """Meets the other ranks at a store, which rank 0 hosts.
 
-    store: c10d.Store
-    host: str
-    port: int
-    launch: Launch
-    timeout_s: float
-
-    def client(self, prefix: str) -> c10d.Store:
-        """Another connection, for another thread: a call that blocks holds up all others on its
-        connection.
-        """
-        with _meeting(self.launch):
-            client = _client(self.host, self.port, self.timeout_s)
-        return c10d.PrefixStore(prefix, client)
-
-    def exchange(self, more: Facts) -> list[Facts]:
-        """Returns what every rank says about itself, once all have come: host, PyTorch, code, and
-        `more`.
-        """
-        launch, hashes = self.launch, json.dumps(revision.code_hashes())
-        code = hashlib.sha256(hashes.encode()).hexdigest()
-        facts = {"host": socket.gethostname(), "torch": torch.__version__, "code": code, **more}
-        keys = [f"facts/{rank}" for rank in range(launch.world_size)]
-        with _meeting(launch):
-            self.store.set(f"code/{launch.rank}", hashes)
-            self.store.set(keys[launch.rank], json.dumps(facts))
-            for waited_s, word in _waiting(launch):
-                if self.store.check(keys):
-                    return [json.loads(text) for text in self.store.multi_get(keys)]
-                if launch.rank > 0:
-                    if self.store.check(["given up"]):
-                        break
-                elif word:
-                    signals.say(f"waiting for {self._missing(keys)} at {_where()}")
-                elif waited_s > self.timeout_s:
-                    self.store.set("given up", "")
-                    time.sleep(2 * POLL_S)
-                    break
-            missing = self._missing(keys)
-        # the same on all ranks, so rank 0 prints it
-        raise ConfigError(
-            f"{_where()}: {missing} did not come within timeout_s={self.timeout_s:g} s; check that"
-            " all ranks run and see one address"
-        )
-
-    def _missing(self, keys: Sequence[str]) -> str:
-        ranks = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-        return f"{named(ranks)} of {self.launch.world_size}"
-
-    def difference(self, facts: Sequence[Facts]) -> str:
-        """Returns what the first rank that differs from rank 0 runs; empty if none differs."""
-        for rank, fact in enumerate(facts):
-            who = f"rank {rank} (host {fact['host']}) runs"
-            if fact["torch"] != facts[0]["torch"]:
-                versions = f"PyTorch {fact['torch']} and rank 0 {facts[0]['torch']}"
-                return f"{who} {versions}; use one environment on all hosts"
-            if fact["code"] != facts[0]["code"]:
-                there, here = (json.loads(self.store.get(f"code/{r}")) for r in (rank, 0))
-                file = min(name for name in {*there, *here} if there.get(name) != here.get(name))
-                how = "differs" if file in there else "is missing there"
-                how = how if file in here else "is there and not here"
-                return f"{who} other code than rank 0: {file} {how}; use one checkout on all hosts"
-        return ""
-
-
-def meet(launch: Launch, timeout_s: float) -> Meeting:
-    """Finds the store: rank 0 hosts it, the others look for rank 0."""
+    Returns the store, another connection to it for the watch's thread (a call that blocks holds up
+    all others on its connection), and what each rank says about itself: host, PyTorch, code, and
+    what it gives as `own`.
+    """
     try:
         host, port = master_address(os.environ, launch, os.getppid())
     except ConfigError as error:
@@ -119,15 +57,107 @@ def meet(launch: Launch, timeout_s: float) -> Meeting:
         raise _found_here(str(error), launch) if launch.launcher == "env" else error from None
     # where PyTorch looks for them
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, str(port)
-    with _meeting(launch):
+    try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            host, store = _by_agent(launch, host, port, timeout_s)
+            host, tcp_store = _by_agent(launch, host, port, timeout_s)
         elif launch.rank == 0:
-            store = _hosted(host, port, timeout_s)
+            tcp_store = _hosted(host, port, timeout_s)
         else:
             _find(launch, host, port, timeout_s)
-            store = _client(host, port, timeout_s)
-    return Meeting(c10d.PrefixStore("run", store), host, store.port, launch, timeout_s)
+            tcp_store = _client(host, port, timeout_s)
+        store = c10d.PrefixStore("run", tcp_store)
+        facts = _exchange(store, launch, timeout_s, own)
+        for_watch = c10d.PrefixStore("watch", _client(host, tcp_store.port, timeout_s))
+    except (c10d.DistError, OSError) as error:
+        reason = str(error).partition("Exception raised from")[0]  # without frames of C++
+        line = (
+            f"{_where()}: rank {launch.rank} of {launch.world_size} could not meet the others"
+            f" ({' '.join(reason.split())[:160]}); check that all ranks run and see the same"
+            " address, or export another MASTER_PORT"
+        )
+        raise _found_here(line, launch) from None
+    return store, for_watch, facts
+
+
+def _exchange(store: c10d.Store, launch: Launch, timeout_s: float, own: Facts) -> list[Facts]:
+    """Returns what every rank says about itself, once all have come."""
+    hashes = json.dumps(revision.code_hashes())
+    code = hashlib.sha256(hashes.encode()).hexdigest()
+    facts = {"host": socket.gethostname(), "torch": torch.__version__, "code": code, **own}
+    keys = [f"facts/{rank}" for rank in range(launch.world_size)]
+    store.set(f"code/{launch.rank}", hashes)
+    store.set(keys[launch.rank], json.dumps(facts))
+
+    def missing() -> str:
+        ranks = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        return f"{named(ranks)} of {launch.world_size}"
+
+    for waited_s, word in _waiting(launch):
+        if store.check(keys):
+            return [json.loads(text) for text in store.multi_get(keys)]
+        if launch.rank > 0:
+            if store.check(["given up"]):
+                break
+        elif word:
+            signals.say(f"waiting for {missing()} at {_where()}")
+        elif waited_s > timeout_s:
+            store.set("given up", "")
+            time.sleep(2 * POLL_S)
+            break
+    # the same on all ranks, so rank 0 prints it
+    raise ConfigError(
+        f"{_where()}: {missing()} did not come within timeout_s={timeout_s:g} s; check that all"
+        " ranks run and see one address"
+    )
+
+
+def refuse_differences(store: c10d.Store, launch: Launch, facts: Sequence[Facts]) -> None:
+    """Raises, on all ranks, what keeps them from forming one group.
+
+    `facts` have, beside what `meet` adds, the `error` of a rank that cannot have its device, its
+    `backend`, and with NCCL its `card`.
+    """
+    problem, errors = _other_code(store, facts), [fact["error"] for fact in facts]
+    if not problem and any(errors):
+        rank = next(rank for rank, error in enumerate(errors) if error)
+        problem = errors[rank]
+        if len({*errors}) > 1:
+            if errors[launch.rank]:
+                raise LocalError(errors[launch.rank])
+            raise PeerError(f"rank {rank}: {problem}")
+    if problem := problem or _other_backend(facts):
+        raise ConfigError(problem) if launch.rank == 0 else PeerError(problem)
+
+
+def _other_code(store: c10d.Store, facts: Sequence[Facts]) -> str:
+    """Returns what the first rank that differs from rank 0 runs; empty if none differs."""
+    for rank, fact in enumerate(facts):
+        who = f"rank {rank} (host {fact['host']}) runs"
+        if fact["torch"] != facts[0]["torch"]:
+            versions = f"PyTorch {fact['torch']} and rank 0 {facts[0]['torch']}"
+            return f"{who} {versions}; use one environment on all hosts"
+        if fact["code"] != facts[0]["code"]:
+            there, here = (json.loads(store.get(f"code/{r}")) for r in (rank, 0))
+            file = min(name for name in {*there, *here} if there.get(name) != here.get(name))
+            return f"{who} other code than rank 0: {file} differs; use one checkout on all hosts"
+    return ""
+
+
+def _other_backend(facts: Sequence[Facts]) -> str:
+    """Returns which two ranks cannot be in one group, for which NCCL's own error comes late and
+    fills a page; empty if all can.
+    """
+    backends, cards = ([fact[name] for fact in facts] for name in ("backend", "card"))
+    for rank, (backend, card) in enumerate(zip(backends, cards, strict=True)):
+        if backend != backends[0]:
+            chosen = f"rank 0 chose {backends[0]}, rank {rank} {backend}"
+            return f"backend=auto: {chosen}; set device=cpu or device=cuda"
+        if card and (first := cards.index(card)) != rank:
+            return (
+                f"backend=nccl: ranks {first} and {rank} are on one GPU; start a rank per GPU, or"
+                " set backend=gloo"
+            )
+    return ""
 
 
 def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[str, c10d.TCPStore]:
@@ -142,7 +172,7 @@ def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[s
     _find(launch, host, port, timeout_s)
     agents = _client(host, port, timeout_s)
     if launch.rank == 0:
-        alone = surely_on_one_host(os.environ, launch)
+        alone = on_one_host(os.environ, launch)
         host = "127.0.0.1" if alone else _address_facing(host)
         store = _hosted(host, 0, timeout_s)
         agents.set(ADDRESS, f"{host} {store.port}")
@@ -253,20 +283,6 @@ def _waiting(launch: Launch) -> Iterator[tuple[float, bool]]:
         silent = waited_s <= PATIENT_S
         time.sleep(pause_s)
         pause_s = min(POLL_S, 1.1 * pause_s)
-
-
-@contextmanager
-def _meeting(launch: Launch) -> Iterator[None]:
-    try:
-        yield
-    except (c10d.DistError, OSError) as error:
-        reason = str(error).partition("Exception raised from")[0]  # without frames of C++
-        line = (
-            f"{_where()}: rank {launch.rank} of {launch.world_size} could not meet the others"
-            f" ({' '.join(reason.split())[:160]}); check that all ranks run and see the same"
-            " address, or export another MASTER_PORT"
-        )
-        raise _found_here(line, launch) from None
 
 
 def _where() -> str:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from signal import SIGINT, SIGTERM
-from types import FrameType
 
 import torch.distributed as c10d
 
@@ -32,8 +31,8 @@ SILENT_S = 2.5  # a rank whose beat stays the same for so long does not answer
 # The same on another host, where no process can be looked at: one call into C that keeps the
 # interpreter to itself, such as reading a huge JSON file, stops the beat too.
 FAR_SILENT_S = 30.0
-# how long the main thread may take to end by itself once the run is over; less if it waits
-GRACE_S, STUCK_S, HUNG_GRACE_S = 5.0, 2.0, 1.0
+# how long the main thread may take to end by itself once the run is over; less if it waits or hangs
+GRACE_S, STUCK_S = 5.0, 2.0
 # how long a rank stays when the run has failed: launchers kill the others when one has gone
 LINGER_S = 1.5
 LEAVE_S = 3.0  # how long rank 0, which hosts the store, stays for ranks that have not heard yet
@@ -68,7 +67,7 @@ class Failure:
 class Beat:
     """The last that a rank has reported of itself."""
 
-    count: int = 0
+    at: float = 0.0  # by its clock
     entered: int = 0  # waits for others, so far
     waits: bool = False
     location: str = ""
@@ -77,7 +76,7 @@ class Beat:
 
 
 class Watch:
-    """The main thread's handle of the watch."""
+    """The main thread's handle of the watch, which begins at once."""
 
     def __init__(
         self, store: c10d.Store, launch: Launch, timeout_s: float, processes: Sequence[str]
@@ -90,56 +89,45 @@ class Watch:
         self.reported: Failure | None = None  # by this rank
         self.cause: Failure | None = None  # of the run's end; the user has read it
         self._store, self._launch, self._timeout_s = store, launch, timeout_s
-        self._size = len(processes)
-        self._near = _open_processes(processes, launch.rank)
-        following = (launch.rank + 1) % self._size
-        self._gone: set[int] = set()  # ranks on this host that have ended
-        self._far = None if following in (launch.rank, *self._near) else following
-        self._far_beat, self._far_since = "", time.monotonic()
-        self._process, self._main = os.getpid(), threading.main_thread().ident
+        self._size, self._main = len(processes), threading.main_thread().ident or 0
+        # this process's time, by `_now`
+        self._looked, self._stood_still_s, self._clock = time.monotonic(), 0.0, threading.Lock()
+        # the main thread's waits: how deeply they are nested, their number, the present one's start
         self._depth, self._entered, self._since = 0, 0, 0.0
-        self._unhurried = False
-        self._count = 0
-        self._heard = time.monotonic()  # when the store last answered
-        self._orphaned: float | None = None
+        self._near = _open_processes(processes, launch.rank)
+        self._gone: set[int] = set()  # ranks on this host that have ended
+        # each rank watches the next one, if that is on another host
+        following = (launch.rank + 1) % self._size
+        self._far = None if following in (launch.rank, *self._near) else following
+        self._far_beat, self._far_since = "", self._now()
+        self._heard = self._now()  # when the store last answered
         self._reasons: list[tuple[float, Failure]] = []
         self._before: list[Beat] | None = None  # the beats when this rank began to doubt others
         self._leaving = False
         self._over = threading.Event()  # set once the cause is known
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
-        threading.Thread(target=self._doubt_rank_0, name="watch's watch", daemon=True).start()
+        if launch.rank > 0:
+            threading.Thread(target=self._doubt_rank_0, name="watch's watch", daemon=True).start()
 
     def stop(self) -> None:
         """Leave in good order, so that nobody misses this rank; a second call does nothing."""
-        if not self._leaving and os.getpid() == self._process:
+        if not self._leaving:
             self._leaving = True
             self._thread.join(LEAVE_S + 2 * BEAT_S)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """A context for everything that blocks on other ranks."""
-        if threading.get_ident() != self._main:
-            yield  # helper threads may wait for as long as they like
-            return
+    def waiting(self, forever: bool = False) -> Iterator[None]:
+        """A context for everything in which the main thread waits for other ranks. If it may take
+        `forever`, that holds for waits within it, too.
+        """
         if self._depth == 0:
-            self._entered, self._since = self._entered + 1, time.monotonic()
+            self._entered, self._since = self._entered + 1, math.inf if forever else self._now()
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
-
-    @contextmanager
-    def unhurried(self) -> Iterator[None]:
-        """A context for waits of the main thread that may last forever."""
-        self._unhurried = True
-        try:
-            yield
-        finally:
-            self._unhurried = False
 
     def report(self, failure: Failure) -> Failure | None:
         """Report that this rank cannot go on; only the first report counts.
@@ -148,8 +136,7 @@ class Watch:
         answer.
         """
         if self.reported is None:
-            self.reported = replace(failure, rank=self._launch.rank)
-            self._reasons.append((time.monotonic(), self.reported))
+            self.reported = self._add(failure)
         if self._over.wait(ANSWER_S):
             if self._launch.rank == 0:
                 self._wait_for_others()
@@ -158,192 +145,113 @@ class Watch:
         return self.cause
 
     def _run(self) -> None:
-        """Without this thread a rank would wait forever for others that are gone: if it fails, the
-        rank ends.
-        """
+        """Without this thread a rank would wait forever for others that are gone."""
+        rank, store = self._launch.rank, self._store
         try:
-            self._watch()
+            while self.cause is None:
+                if self._leaving:
+                    store.set(f"left/{rank}", "")
+                    if rank == 0:
+                        # the store goes with this process, which is no failure of the others
+                        store.compare_set("end", "", LEFT)
+                        self._wait_for_others()
+                    return
+                self._beat()
+                # a launcher that is gone counts as a SIGTERM from it, which all ranks follow
+                if self._launch.orphaned and not signals.stop_signal():
+                    if self._launch.local_rank == 0:
+                        started = f"{self._launch.launcher}, which started rank {rank}"
+                        signals.say(f"{started}, is gone: saving, then stopping")
+                    signals.request_stop(SIGTERM)
+                now, reasons = self._now(), self._reasons
+                due = [why for since, why in reasons if now - since >= PATIENCE_S[why.kind]]
+                # The one place where ranks agree on why the run ends: the store sets the key only
+                # while it is empty, and returns what it holds then.
+                end = store.compare_set("end", "", best_of(due, store, self._before)).decode()
+                self._heard = self._now()
+                if end == LEFT:
+                    store.set(f"left/{rank}", "")
+                    return
+                if end:
+                    cause = Failure(**json.loads(end))
+                    if rank == 0 and cause.kind != PRINTED:
+                        signals.say(cause.message(where(cause, self.reported)))
+                    with suppress(c10d.DistError):  # rank 0 may not have waited
+                        store.set(f"left/{rank}", "")
+                    self._end(cause)
+                elif ended := self._look_for_the_dead(BEAT_S):
+                    time.sleep(0.2)  # ranks that are killed together are named together
+                    ended |= self._look_for_the_dead()
+                    if 0 in ended:
+                        raise c10d.DistError("rank 0 hosted the store")
+                    if killed := [who for who in sorted(ended) if not has_left(store, who)]:
+                        self._add(Failure(lost(killed), kind=ENDED))
         except c10d.DistError:
             if not (self._leaving or self.cause):
                 self._conclude_alone("rank 0 is gone (killed, or its host is down)")
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            signals.say(f"error on rank {self._launch.rank}: its watch has failed ({what})")
-            signals.end_now(1)
-
-    def _watch(self) -> None:
-        while self.cause is None:
-            if self._leaving:
-                self._store.set(f"left/{self._launch.rank}", "")
-                if self._launch.rank == 0:
-                    # the store goes with this process: the others must not take that for a failure
-                    self._store.compare_set("end", "", LEFT)
-                    self._wait_for_others()
-                return
-            self._beat()
-            self._look_for_launcher()
-            # The one place where ranks agree on why the run ends: the store sets the key only while
-            # it is empty, and returns what it holds then.
-            end = self._store.compare_set("end", "", self._best_reason()).decode()
-            self._heard = time.monotonic()
-            if end == LEFT:
-                self._store.set(f"left/{self._launch.rank}", "")
-                return
-            if end:
-                self._conclude(Failure(**json.loads(end)))
-            else:
-                self._look_for_the_killed()
 
     def _beat(self) -> None:
-        self._count += 1
-        waited_s = self._waited_s()
-        beat = [self._count, self._entered, waited_s >= 0, self._location()]
-        self._store.set(f"beat/{self._launch.rank}", json.dumps(beat))
+        """Tells where this rank is, and looks whether others still answer."""
+        waited_s, store = self._waited_s(), self._store
+        beat = [time.monotonic(), self._entered, waited_s >= 0, location_of(self._main)]
+        store.set(f"beat/{self._launch.rank}", json.dumps(beat))
         echoes = self.reported is not None and self.reported.kind == ECHO
         # Which ranks answer can only be seen over time. So shortly before the time is up, and when
         # an error may be the echo of another rank's end, this rank remembers all beats, to compare
         # with those that it reads then.
+        before = self._before
         if waited_s < self._timeout_s - SILENT_S and not echoes:
             self._before = None
-        elif self._before is None:
-            self._before = self._beats()
+        elif before is None:
+            self._before = beats_of(store, self._size)
         elif waited_s > self._timeout_s:
-            self._add(Failure(hang(self._since_before(), self._timeout_s), kind=HUNG))
+            self._add(Failure(hang(since(before, store), self._timeout_s), kind=HUNG))
         if self._far is not None:
-            self._look_far(self._far)
+            far_beat, now = read(store, f"beat/{self._far}"), self._now()
+            if far_beat != self._far_beat:
+                self._far_beat, self._far_since = far_beat, now
+            elif now - self._far_since > FAR_SILENT_S and not has_left(store, self._far):
+                silent = f"rank {self._far} has not answered for {FAR_SILENT_S:g} s"
+                self._add(Failure(f"{silent} (killed, stopped, or its host is down)", kind=ENDED))
 
-    def _beats(self) -> list[Beat]:
-        """The last beat of each rank, in two requests: all ranks ask at once."""
-        keys = [f"beat/{rank}" for rank in range(self._size)]
-        # `multi_get` would wait for a rank that has not come so far
-        all_there = self._store.check(keys)
-        texts = self._store.multi_get(keys) if all_there else map(self._read, keys)
-        return [Beat(*json.loads(text or "[]")) for text in texts]
-
-    def _has_left(self, rank: int) -> bool:
-        return self._store.check([f"left/{rank}"])
-
-    def _since_before(self) -> list[Beat]:
-        """The beats of all ranks; those that have not changed do not answer."""
-        assert self._before is not None
-        beats = []
-        for rank, (before, now) in enumerate(zip(self._before, self._beats(), strict=True)):
-            answers = now.count > before.count
-            has_left = not answers and self._has_left(rank)
-            beats.append(replace(now, answers=answers, has_left=has_left))
-        return beats
-
-    def _read(self, key: str) -> str:
-        """A key's value, empty if there is none; a `get` would wait for it."""
-        return self._store.compare_set(key, "", "").decode()
-
-    def _look_far(self, rank: int) -> None:
-        """Each rank watches the next one, if that is on another host."""
-        beat, now = self._read(f"beat/{rank}"), time.monotonic()
-        if beat != self._far_beat:
-            self._far_beat, self._far_since = beat, now
-        elif now - self._far_since > FAR_SILENT_S and not self._has_left(rank):
-            silent = f"rank {rank} has not answered for {FAR_SILENT_S:g} s"
-            self._add(Failure(f"{silent} (killed, stopped, or its host is down)", kind=ENDED))
-
-    def _look_for_the_dead(self, within_s: float = 0.0) -> None:
-        """Wait until a process on this host ends, and add it to those that are gone."""
+    def _look_for_the_dead(self, within_s: float = 0.0) -> set[int]:
+        """Waits until a process on this host ends. Returns the ranks that have ended since the last
+        call.
+        """
         poll = select.poll()
         for descriptor in self._near.values():
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(1000 * within_s)}
-        for rank, descriptor in list(self._near.items()):
-            if descriptor in ready:
-                os.close(self._near.pop(rank))
-                self._gone.add(rank)
+        ended = {rank for rank, descriptor in self._near.items() if descriptor in ready}
+        for rank in ended:
+            os.close(self._near.pop(rank))
+        self._gone |= ended
+        return ended
 
-    def _look_for_the_killed(self) -> None:
-        """Wait for the next beat, unless a process on this host ends before."""
-        before = set(self._gone)
-        self._look_for_the_dead(BEAT_S)
-        if self._gone == before:
-            return
-        time.sleep(0.2)  # ranks that are killed together are named together
-        self._look_for_the_dead()
-        if 0 in self._gone:
-            raise c10d.DistError("rank 0 hosted the store")
-        ended = sorted(self._gone - before)
-        if killed := [rank for rank in ended if not self._has_left(rank)]:
-            self._add(Failure(lost(killed), kind=ENDED))
-
-    def _look_for_launcher(self) -> None:
-        """A launcher that is gone counts as a SIGTERM from it, which all ranks follow."""
-        if self._orphaned is None and self._launch.orphaned:
-            self._orphaned = time.monotonic()
-            if self._launch.local_rank == 0:
-                started = f"{self._launch.launcher}, which started rank {self._launch.rank}"
-                signals.say(f"{started}, is gone: saving, then stopping")
-            signals.request_stop(SIGTERM)
-        if self._orphaned is not None and time.monotonic() - self._orphaned > self._timeout_s:
-            words = "the run did not stop, though its launcher had gone"
-            self._add(Failure(words, signals.STATUS[SIGTERM], ENDED))
-
-    def _add(self, reason: Failure) -> None:
-        self._reasons.append((time.monotonic(), replace(reason, rank=self._launch.rank)))
-
-    def _best_reason(self) -> str:
-        """What this rank would end the run with, or an empty text."""
-        now = time.monotonic()
-        due = [reason for since, reason in self._reasons if now - since >= PATIENCE_S[reason.kind]]
-        if not due:
-            return ""
-        best = min(due, key=lambda reason: list(PATIENCE_S).index(reason.kind))
-        # by now a rank that failed would have said so: one that is silent has been killed
-        if best.kind == ECHO and self._before is not None:
-            beats = enumerate(self._since_before())
-            silent = [rank for rank, beat in beats if not (beat.answers or beat.has_left)]
-            best = Failure(lost(silent), kind=ENDED) if silent else best
-        return json.dumps(asdict(best))
+    def _add(self, reason: Failure) -> Failure:
+        """Adds a reason of this rank's to end the run."""
+        own = replace(reason, rank=self._launch.rank)
+        self._reasons.append((self._now(), own))
+        return own
 
     def _doubt_rank_0(self) -> None:
         """The store's calls have no time limit, so the thread that makes them cannot notice that
         rank 0 no longer answers.
         """
-        last, far_s = time.monotonic(), math.inf if 0 in self._near else FAR_SILENT_S
+        far_s = math.inf if 0 in self._near else FAR_SILENT_S
         while self.cause is None and self._thread.is_alive():
             time.sleep(BEAT_S)
-            now = time.monotonic()
-            if now - last > SILENT_S:  # this process was suspended: that time does not count
-                self._stood_still(now - last)
-            last, silent_s = now, now - self._heard
-            if self._launch.rank == 0 or silent_s < SILENT_S:
+            silent_s = self._now() - self._heard
+            if silent_s < SILENT_S:
                 continue
             if self._waited_s() > self._timeout_s + 1:
                 self._conclude_alone(
                     f"rank 0 did not come within timeout_s={self._timeout_s:g} s: it no longer"
                     " answers (stopped, or its host is down); the others wait at"
-                    f" {self._location()}"
+                    f" {location_of(self._main)}"
                 )
             elif silent_s > (2 * SILENT_S if self.reported else far_s):
                 self._conclude_alone("rank 0 no longer answers (stopped, or its host is down)")
-
-    def _stood_still(self, seconds: float) -> None:
-        self._since = min(self._since + seconds, time.monotonic())  # a wait may have begun just now
-        self._heard += seconds
-        self._far_since += seconds
-        self._before = None
-        if self._orphaned is not None:
-            self._orphaned += seconds
-
-    def _conclude(self, cause: Failure) -> None:
-        """The run is over: rank 0 says why, and the main thread may end."""
-        if self._launch.rank == 0 and cause.kind != PRINTED:
-            where = f" on rank {cause.rank}"
-            if cause.kind not in (FOUND, ECHO):
-                where = ""  # the text names the ranks
-            elif cause.rank == 0 and not cause.trace:
-                where = ""  # a mistake of the user, which is no rank's
-            elif self.reported is not None and self.reported.text == cause.text and cause.rank:
-                where = ""  # all ranks have found the same
-            signals.say(cause.message(where))
-        with suppress(c10d.DistError):  # rank 0 may not have waited
-            self._store.set(f"left/{self._launch.rank}", "")
-        self._end(cause)
 
     def _conclude_alone(self, words: str) -> None:
         """Without the store a rank prints its own error; if it has none, the first rank of each
@@ -362,7 +270,7 @@ class Watch:
         """The main thread usually ends by itself; if it does not, the process ends here."""
         self.cause, began = cause, time.monotonic()
         self._over.set()
-        grace_s = HUNG_GRACE_S if cause.kind == HUNG else GRACE_S
+        grace_s = STUCK_S if cause.kind == HUNG else GRACE_S
         if cause.status == signals.STATUS[SIGINT] and cause.rank != self._launch.rank:
             grace_s = 0.0  # a second Ctrl-C somewhere: nothing more is saved
         while time.monotonic() - began < grace_s and not self._leaving:
@@ -386,16 +294,71 @@ class Watch:
             time.sleep(0.05)
 
     def _waited_s(self) -> float:
-        """Seconds of the present wait for others, or -1."""
-        counts = self._depth and not self._unhurried
-        return time.monotonic() - self._since if counts else -1.0
+        """Seconds of the present wait for others; less than 0 if there is none, or no limit."""
+        return self._now() - self._since if self._depth else -math.inf
 
-    def _location(self) -> str:
-        frame = sys._current_frames().get(self._main or 0)
-        try:
-            return location_of(frame)
-        finally:
-            del frame  # what a frame refers to, tensors too, lives as long as somebody holds it
+    def _now(self) -> float:
+        """Seconds on a clock that stands still while this process does, as between Ctrl-Z and fg:
+        nobody waited in that time. The threads look at it more often than every SILENT_S.
+        """
+        with self._clock:
+            now = time.monotonic()
+            if now - self._looked > SILENT_S:
+                self._stood_still_s += now - self._looked
+                self._before = None
+            self._looked = now
+            return now - self._stood_still_s
+
+
+def has_left(store: c10d.Store, rank: int) -> bool:
+    return store.check([f"left/{rank}"])
+
+
+def read(store: c10d.Store, key: str) -> str:
+    """A key's value, empty if there is none; a `get` would wait for it."""
+    return store.compare_set(key, "", "").decode()
+
+
+def beats_of(store: c10d.Store, size: int) -> list[Beat]:
+    """The last beat of each rank, in two requests: all ranks ask at once."""
+    keys = [f"beat/{rank}" for rank in range(size)]
+    # `multi_get` would wait for a rank that has not come so far
+    texts = store.multi_get(keys) if store.check(keys) else [read(store, key) for key in keys]
+    return [Beat(*json.loads(text or "[]")) for text in texts]
+
+
+def since(before: Sequence[Beat], store: c10d.Store) -> list[Beat]:
+    """The beats of all ranks; those that have not changed do not answer."""
+    beats = []
+    for rank, (old, now) in enumerate(zip(before, beats_of(store, len(before)), strict=True)):
+        answers = now.at > old.at
+        beats.append(replace(now, answers=answers, has_left=not answers and has_left(store, rank)))
+    return beats
+
+
+def best_of(due: Sequence[Failure], store: c10d.Store, before: Sequence[Beat] | None) -> str:
+    """What a rank would end the run with, or an empty text; `before` are the beats when it began to
+    doubt others.
+    """
+    if not due:
+        return ""
+    best = min(due, key=lambda reason: list(PATIENCE_S).index(reason.kind))
+    # by now a rank that failed would have said so: one that is silent has been killed
+    if best.kind == ECHO and before is not None:
+        beats = enumerate(since(before, store))
+        silent = [rank for rank, beat in beats if not (beat.answers or beat.has_left)]
+        best = Failure(lost(silent), kind=ENDED) if silent else best
+    return json.dumps(asdict(best))
+
+
+def where(cause: Failure, reported: Failure | None) -> str:
+    """Names the rank that failed, unless the text does, or it is a mistake of no rank: one of the
+    user's, or one that all ranks have found; `reported` is what rank 0 has.
+    """
+    if cause.kind not in (FOUND, ECHO) or (cause.rank == 0 and not cause.trace):
+        return ""
+    found_by_all = cause.rank > 0 and reported is not None and reported.text == cause.text
+    return "" if found_by_all else f" on rank {cause.rank}"
 
 
 def this_process() -> str:
@@ -456,11 +419,12 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def location_of(frame: FrameType | None) -> str:
+def location_of(thread: int) -> str:
     """Returns the lines at which a thread is: its innermost line in this repository, and the line
     of pretrain.py that led there.
     """
     inner = outer = nowhere = ""
+    frame = sys._current_frames().get(thread)
     while frame is not None:
         file = frame.f_code.co_filename
         line = f"{frame.f_lineno} in {frame.f_code.co_name}"
@@ -471,5 +435,6 @@ def location_of(frame: FrameType | None) -> str:
                 inner = inner or f"{name}:{line}"
             if name == "pretrain.py":
                 outer = outer or f"{name}:{line}"
+        # which lets go of what the frame refers to, tensors too
         frame = frame.f_back
     return f"{inner} ({outer})" if outer and outer != inner else inner or nowhere

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from optim.sync.replicas import check_same_data
 from tests.utils.checkpoint.helpers import ranks_beside
 from utils.errors import ConfigError
+from utils.ranks.alike import check_same_data
 
 SAME = {"the dataset": "x", "the evaluation set val": "9 y"}
 
