@@ -295,10 +295,12 @@ def test_the_readme_quotes_results() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_three_commands_show_the_same_run(tmp_path: Path) -> None:
-    """The section on the digest as bash runs it, with four steps instead of sixty."""
-    lines = (line for _, line, language in fenced(ROOT / "docs/the-same-run.md") if language == "")
-    script = [line for line in lines if re.match(r"R=|for NAME|(python|torchrun) .*\$R", line)]
-    assert len(script) == 5
+    """As bash runs the README's block and the next, with four steps instead of sixty."""
+    pages = (ROOT / "README.md", ROOT / "docs/the-same-run.md")
+    lines = [line for page in pages for _, line, language in fenced(page) if language == ""]
+    ours = re.compile(r"R=|for NAME|(python|torchrun) .*(\$R|max_steps=60|digest runs)")
+    script = [line for line in lines if ours.match(line)]
+    assert len(script) == 6
     text = "\n".join(script).replace("max_steps=60", "max_steps=4 data.embedded.test=16")
     (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
