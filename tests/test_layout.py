@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -126,42 +125,9 @@ def test_every_folder_of_utils_is_a_layer() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_file_has_a_row_in_a_table(folder: str) -> None:
-    """In the folder's own README, or as `folder/file.py` in the README of its package."""
-    package = folder.partition("/")[0]
-    readmes = sorted({ROOT / folder / "README.md", ROOT / package / "README.md"})
-    rows = [row for readme in readmes if readme.is_file() for row in rows_of_files(readme)]
-    listed = [path.name for path, _ in rows if path.parent == Path(folder)]
-    assert listed == sorted(set(listed)), "in order, and each once"
-    assert all(about for path, about in rows if path.parent == Path(folder))
-
-    files = {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py"}
-    gone = set(listed) - files
-    assert not gone, f"the table lists {gone}, which {folder}/ does not have; take the rows out"
-    missing = sorted(tracked(folder) & files - set(listed))
-    name = f"{folder}/{missing[0] if missing else ''}".removeprefix(f"{package}/")
-    assert not missing, (
-        f"{folder}/{missing[0]} is in no table of files; add the row | `{name}` | what it is for |"
-        f" to the table of {package}/README.md that begins with | file |"
-    )
-
-
-def rows_of_files(readme: Path) -> list[tuple[Path, str]]:
-    """The rows of a README's tables of files: each file's path in the repository, and its text."""
-    tables = readme.read_text().split("\n\n")
-    index = "\n".join(table for table in tables if table.startswith("| file |"))
-    rows = re.findall(r"^\| `([\w./]+)` \| (.*) \|$", index, re.MULTILINE)
-    folder = readme.parent.relative_to(ROOT)
-    return [(folder / name, about.strip()) for name, about in rows]
-
-
-def tracked(folder: str) -> set[str]:
-    """The files in a folder that git knows: one that is being tried out needs no row yet."""
-    command = ["git", "ls-files", "--", f"{folder}/"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        Path(name).name for name in done.stdout.splitlines() if Path(name).parent == Path(folder)
-    }
+def test_every_file_opens_with_what_it_is_for(folder: str) -> None:
+    files = {*(ROOT / folder).glob("*.py")} - {ROOT / folder / "__init__.py"}
+    assert [path for path in files if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
 def test_the_readme_says_what_each_folder_is_for() -> None:
