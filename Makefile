@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: help setup train test test-all test-slurm lint format bench stages gpu wheels clean
+.PHONY: help setup train test test-all test-slurm lint format bench results stages gpu wheels clean
 
 help:
 	@echo 'make setup       create .venv from the lock file (targets that need it do so first)'
@@ -12,6 +12,7 @@ help:
 	@echo 'make test-all    the slow ones too, 45 minutes'
 	@echo 'make test-slurm  a private Slurm of two nodes; as root'
 	@echo 'make lint        ruff and mypy; make format fixes what ruff can'
+	@echo 'make results     evaluates the weights that are in weights/, five minutes'
 	@echo 'make bench       the tables of RESULTS.md'
 	@echo 'make gpu         tests and measurements on a GPU machine: docs/hardware.md'
 
@@ -50,6 +51,10 @@ bench: .venv/ready
 		$(PY) -m $$name || failed="$$failed $$name"; \
 	done; \
 	test -z "$$failed" || { echo; echo "failed:$$failed"; exit 1; }
+
+# SUDOKU=FOLDER adds the published boards; see weights/README.md.
+results: .venv/ready
+	OMP_NUM_THREADS=1 $(PY) -m tests.bench.results $(if $(SUDOKU),--sudoku $(SUDOKU))
 
 # Trains a digit net as one process, then on ranks; DATA=FOLDER for MNIST. See
 # docs/synchronising.md.

@@ -19,7 +19,8 @@ from contract import IGNORE, Batch, Examples, Prediction, Report
 from data.recursive import maze, sudoku
 from data.recursive.arc import PAD
 from data.recursive.grids import Task
-from data.recursive.puzzle_text import characters, drawn, tokens_of
+from data.recursive.puzzle_files import PuzzleSplit, plain_split
+from data.recursive.puzzle_text import characters, drawn, kind_of, tokens_of
 from data.recursive.sudoku import BLANK
 from utils.errors import ConfigError, brief, short
 from utils.files import read_text
@@ -97,6 +98,22 @@ class OwnPuzzles(Examples):
     def text(self, tokens: np.ndarray) -> str:
         """Returns a puzzle or an answer as it is typed."""
         return self.task.text(tokens) if self.task else characters(self.kind, tokens)
+
+
+def split_like(puzzle: str, rows: int) -> PuzzleSplit | None:
+    """Returns the user's first puzzle as a dataset of so many rows, if it is a Sudoku board or a
+    maze: weights answer it without the data that they were trained on.
+    """
+    where, given = _read(puzzle)
+    text = given[0][1] if given else ""
+    kind = "maze" if {"S", "G"} <= {*text} else "sudoku"
+    text = text if kind == "maze" else "".join(text.split())
+    vocab_size = len(maze.CHARACTERS) + 1 if kind == "maze" else round(len(text) ** 0.5) + 2
+    tokens = tokens_of(kind, [text])
+    if not text or not tokens.min() or kind_of(tokens, tokens, vocab_size) != kind:
+        return None
+    tokens = tokens.repeat(rows, 0)
+    return plain_split(where, vocab_size, tokens, tokens, copies=1)
 
 
 def _read(puzzle: str) -> tuple[str, Rows]:

@@ -7,6 +7,7 @@ begins with the next group.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
 from data.recursive.grids import task_of
 from data.recursive.maze import MazePaths, cut
-from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles
+from data.recursive.own_puzzle import KEY, Answers, OwnPuzzles, split_like
 from data.recursive.puzzle_files import sample
 from data.recursive.puzzle_pool import EmbeddedKeys, Member, Pool, PuzzleEvalSet, open_datasets
 from data.recursive.puzzle_text import kind_of, puzzle_text
@@ -78,9 +79,21 @@ class PuzzleSource(Source):
                 raise ConfigError(
                     f"evaluators=[{short(name)}]: unknown; use evaluators=[arc] or evaluators=[]"
                 )
+        if keys.puzzle is not None and not run.eval_only:
+            raise ConfigError(
+                f"{KEY}={short(keys.puzzle)}: a trained model answers it; add eval_only=true"
+                " and checkpoint="
+            )
         # open the data, and refuse keys that mean nothing for its kind
-        train, test = open_datasets(
-            run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
+        like = None
+        if keys.puzzle is not None and run.data_path and not os.path.exists(run.data_path):
+            like = split_like(keys.puzzle, run.global_batch_size)
+        train, test = (
+            ([Member(like, "all")], [])
+            if like
+            else open_datasets(
+                run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
+            )
         )
         first = train[0].split.metadata
         self._run, self._revealed = run, keys.revealed
@@ -112,11 +125,6 @@ class PuzzleSource(Source):
         self._eval_sets: dict[str, Examples] = {}
         self._arc_pairs: dict[str, ArcPairs] = {}  # of the sets in which answers to ARC vote
         if keys.puzzle is not None:
-            if not run.eval_only:
-                raise ConfigError(
-                    f"{KEY}={short(keys.puzzle)}: a trained model answers it; add eval_only=true"
-                    " and checkpoint="
-                )
             kind, blank = kind_of_set(train[0]), first.blank_identifier_id
             task = task_of(train[0].split)
             self._own = OwnPuzzles(keys.puzzle, kind, first.seq_len, blank, task)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
+# of what a checkpoint says of itself, what tells where its weights are from and how good they are
+KEPT = ("step", "results", "config", "data", "code", "torch", "device", "ranks")
 AT_ONCE = 1 << 24  # values of a tensor that are compared at once
 
 
@@ -102,7 +104,7 @@ def export(path: str, folder: Path) -> str:
         raise ConfigError("holds no model", key="checkpoint", value=path, remedy=reader.ANOTHER)
     weights, average = groups["model"], groups.get("ema", {})
     weights |= reader.averages_in(average)
-    kept = {key: meta[key] for key in ("step", "config", "code", "torch") if key in meta}
+    kept = {key: meta[key] for key in KEPT if key in meta}
     if average:  # these are the weights now
         kept["config"] = {**kept["config"], "ema": False}
     values = _write_folder(folder, weights, {META: json.dumps(kept, indent=1) + "\n"})

@@ -106,6 +106,8 @@ def check_paths(config: Config) -> None:
     """
     plain = config.plain()
     for path, value in marked(plain, fields_of(plain), A_PATH):
+        if path == "data_path" and config.eval_only:
+            continue  # what the user asks may need no dataset; if it does, the source says so
         # a crash may have left a step folder under another name, which readers find
         is_folder = isinstance(value, str) and not Path(value).name.startswith("step_")
         if is_folder and value != "auto" and not os.path.exists(value):

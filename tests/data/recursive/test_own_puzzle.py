@@ -139,6 +139,17 @@ def test_wrong_puzzles_are_named(tmp_path: Path, kind: str, given: str, named: s
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("puzzle", "kind", "cells"), [(LINE, "sudoku", 16), (MAZE, "maze", 9)])
+def test_a_puzzle_needs_no_dataset(puzzle: str, kind: str, cells: int) -> None:
+    made = source(puzzle=puzzle, data_path="gone", eval_only=True)
+    assert made.spec.seq_len == cells
+    assert len(made.eval_sets()["puzzle"]) == 1
+    told = [own for own in made.evaluators("puzzle") if isinstance(own, Boards)]
+    assert [own._kind for own in told] == [kind]
+    with pytest.raises(ConfigError, match="data_path=gone: no train"):
+        source(puzzle="[[1, 2]]", data_path="gone", eval_only=True)
+
+
 def test_a_source_evaluates_nothing_else() -> None:
     embedded = {"size": 4, "train": 40, "test": 10, "blanks": 7}
     made = source(puzzle=LINE, embedded=embedded, eval_only=True)

@@ -106,6 +106,7 @@ def test_export_writes_weights_or_their_averages(
     assert torch.equal(exported["table.weights"], table.weights)
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert meta["step"] == 6
+    assert meta["results"] == META["results"]
     assert meta["config"].get("ema") == (False if averages else None)
     assert f"{tmp_path}/out: whole" in told(capsys, "verify", tmp_path / "out")
     assert "exists" in told(capsys, "export", tmp_path / "run", tmp_path / "out", status=2)
