@@ -3,8 +3,6 @@
 As a command, `python -m tests.browser RUN FILE.png` takes a picture of a run's page.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator

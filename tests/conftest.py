@@ -1,7 +1,5 @@
 """Shared by all tests."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Iterator

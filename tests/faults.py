@@ -19,8 +19,6 @@ of the first restarts has a fault of its own. With FAULT_LATE in the environment
 about gradients that are not finite one step late, as it does on CUDA.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import functools

@@ -6,8 +6,6 @@ environment of its own. The parent runs no thread and no computation: whatever i
 (handlers, an idle thread pool) must be as it is in a process that has just begun.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

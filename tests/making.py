@@ -2,8 +2,6 @@
 changed.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import fields

@@ -2,8 +2,6 @@
 they say.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -2,8 +2,6 @@
 tests.ranks_installed_optimizers KIND key=value …`, with `optim=sgd`, whose place they take.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any

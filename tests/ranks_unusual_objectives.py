@@ -4,8 +4,6 @@ tests.ranks_unusual_objectives WHAT key=value …`.
 They take the places of the digit classifier and its net, so that everything else is the real thing.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Real runs of pretrain.py, and what they left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Training steps of a real trainer taken one by one, without the loop around them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace

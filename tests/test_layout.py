@@ -1,7 +1,5 @@
 """Import rules and the shape of the repository, read from the sources."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

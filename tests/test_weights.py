@@ -1,7 +1,5 @@
 """The weights that this repository ships: whole, from no path of a machine, and able to answer."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -8,8 +8,6 @@ known, which say whether they are finite: by the clock (the slowest rank's time)
 (that of all ranks), which says more on a loaded machine.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

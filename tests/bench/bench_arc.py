@@ -7,8 +7,6 @@ DATA/arc-agi is what comes before _training_challenges.json in the names of Kagg
 checkout.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

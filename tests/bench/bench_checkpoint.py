@@ -2,8 +2,6 @@
 `python -m tests.bench.bench_checkpoint [WIDTH [RANKS]]`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

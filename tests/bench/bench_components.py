@@ -6,8 +6,6 @@ checkout imports). Either is a process of its own, and steps are taken in turn, 
 else the machine does meets both. Targets are untrained: a step costs the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -8,8 +8,6 @@ edit changes is measured in the other. Beside it, as many other components are t
 needed about as often.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 

@@ -4,8 +4,6 @@ the fast path, as CPU time.
 A rank's pass over its whole part of the batch becomes one pass for each of its shards.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

@@ -9,8 +9,6 @@ random tokens, of pretrain.py and as nanoGPT's train.py takes them, compiled, in
 have one vocabulary and equally many weights, and both take the fused AdamW.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import statistics

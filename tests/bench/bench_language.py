@@ -8,8 +8,6 @@ The held-out packages of Python's standard library by an n-gram model, trained o
 seconds. The folder is a checkout of nanoGPT in which data/shakespeare_char/prepare.py has been run.
 """
 
-from __future__ import annotations
-
 import argparse
 import lzma
 import math

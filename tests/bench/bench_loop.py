@@ -4,8 +4,6 @@ same net in a bare loop of PyTorch, which checks, sums and measures nothing. CPU
 python -m tests.bench.bench_loop
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 import tempfile

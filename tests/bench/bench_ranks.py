@@ -4,8 +4,6 @@ one batch on 1, 2 and 4 ranks with one thread each.
     python -m tests.bench.bench_ranks
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -8,8 +8,6 @@ one; the last is the net before training, on few boards. A state is one board th
 search looks at. Below: how much of the net's weights between cells follows from the board's lines.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

@@ -8,8 +8,6 @@ and steps are taken in turn, so that whatever else the machine does meets all of
 time, on a GPU ten by the clock; compiling, without a cache, is by the clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

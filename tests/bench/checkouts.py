@@ -1,7 +1,5 @@
 """Published code beside which benchmarks measure ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from utils.errors import ConfigError

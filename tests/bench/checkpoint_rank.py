@@ -1,7 +1,5 @@
 """One rank of bench_checkpoint.py: saves, resumes, or does the same with torch's checkpoints."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

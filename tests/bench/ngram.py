@@ -4,8 +4,6 @@ language model must beat, after seconds of one core.
 It counts once and does not adapt. Contexts end at the beginning of a row, as a net's do.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 # N rows of L symbols, P positions of all rows in a line: first those trained on, then those asked

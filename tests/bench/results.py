@@ -5,8 +5,6 @@ of them is given: `make results SUDOKU=FOLDER`.
 python -m tests.bench.results [--sudoku FOLDER] [NAME ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

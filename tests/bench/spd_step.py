@@ -6,8 +6,6 @@ spd_step.py RECIPE BATCH`. Nets, data, masks, gates and losses are theirs, by th
 configuration of the experiment; weights of targets are random.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ is `pretrain.py` as anybody starts it: by torchrun, or, inside of a Slurm alloca
 its nodes. A rerun does what is missing; who stops it finds in the table what is done.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

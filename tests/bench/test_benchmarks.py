@@ -1,7 +1,5 @@
 """Benchmarks run in miniature, or say what they lack."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

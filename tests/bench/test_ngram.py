@@ -1,7 +1,5 @@
 """N-gram probabilities: beside the same formulas by dictionaries, and as a distribution."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

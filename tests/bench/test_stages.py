@@ -1,7 +1,5 @@
 """Two stages fill the table, and a rerun does what is missing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes that take steps in turns, so that whatever else the machine does meets all of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

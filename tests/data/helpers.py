@@ -1,7 +1,5 @@
 """Reading sources whole, and writing what builders and sources read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from importlib import import_module

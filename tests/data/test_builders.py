@@ -2,8 +2,6 @@
 status 2, and nothing written.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -2,8 +2,6 @@
 batch, and each example of an evaluation is read once.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The hash of a dataset sees every change, or in a large one changes of names and sizes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -2,8 +2,6 @@
 epochs, in steps, in both, or without end.
 """
 
-from __future__ import annotations
-
 from itertools import combinations, pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hashes by which a run recognises its data, and errors about malformed batches."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Mapping

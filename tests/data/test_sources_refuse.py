@@ -1,7 +1,5 @@
 """What sources refuse before a run: one line with the key, its value and what would be right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text to ids: a special token in a text is text, and published files give the same ids."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

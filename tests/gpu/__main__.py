@@ -8,8 +8,6 @@ Without a GPU the parts are rehearsed on the CPU with tiny sizes, and gpu-rehear
 went.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

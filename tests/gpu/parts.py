@@ -1,7 +1,5 @@
 """The parts of `make gpu`."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -5,8 +5,6 @@ Without a GPU they are skipped, or run on the CPU where `REHEARSED_ON` says so: 
 far as it goes.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

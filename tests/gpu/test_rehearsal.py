@@ -1,7 +1,5 @@
 """`make gpu` where there is no GPU: the same code, tiny."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention by products: the same values as PyTorch's kernel, to the rounding of the dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

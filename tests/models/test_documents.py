@@ -1,7 +1,5 @@
 """Attention within documents: by lengths, by bounds for PyTorch's `varlen_attn`, and by a mask."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frozen parts: filled from their files whole or not at all, and never moved by training."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each net with each kind of data that it takes: in all precisions, and planned without numbers."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Nets that cannot be, or that no machine can hold, are refused in a line that names the key."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Muon against PyTorch's, and what it makes of matrices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

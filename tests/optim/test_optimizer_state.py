@@ -1,7 +1,5 @@
 """What people install resumes as the same run, or is refused before the first step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

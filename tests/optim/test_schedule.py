@@ -1,7 +1,5 @@
 """Learning rates at the steps that matter."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 systemd and cgroups.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

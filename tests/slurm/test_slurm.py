@@ -2,8 +2,6 @@
 of one undisturbed process.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

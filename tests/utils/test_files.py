@@ -1,7 +1,5 @@
 """Files are replaced whole; pipes and devices in their places hold up nobody."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory that is free, on machines that tell it in several ways."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

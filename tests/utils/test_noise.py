@@ -1,7 +1,5 @@
 """Noise is a pure function of (seed, step, shard, stream)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

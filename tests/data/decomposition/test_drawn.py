@@ -1,7 +1,5 @@
 """Features: as often there and as large as asked. Texts in which a marker tells what follows it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

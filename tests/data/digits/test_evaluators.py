@@ -1,7 +1,5 @@
 """The confusion table of a classifier, and the example that is shown."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Made-up ARC tasks as folders, and made-up answers to a set of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

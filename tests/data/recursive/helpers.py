@@ -1,7 +1,5 @@
 """Small datasets whose rows say which they are, and what puzzles are checked by."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 wrong is one line.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

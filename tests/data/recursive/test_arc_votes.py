@@ -2,8 +2,6 @@
 whatever order.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import defaultdict

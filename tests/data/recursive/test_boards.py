@@ -1,7 +1,5 @@
 """Boards by thinking step for the report page."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

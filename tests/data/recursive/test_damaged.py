@@ -1,7 +1,5 @@
 """Datasets that are not what they say: one line that names the file, and never a wrong example."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A user's own tasks: what the builder makes of JSON lines, and what runs say of answers."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

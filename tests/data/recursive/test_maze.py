@@ -2,8 +2,6 @@
 evaluations say of paths.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

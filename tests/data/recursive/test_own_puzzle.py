@@ -1,7 +1,5 @@
 """Puzzles of the user's own: how they are read, and what a run says of answers to them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

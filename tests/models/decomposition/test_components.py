@@ -2,8 +2,6 @@
 formulas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Components that begin as readers of inputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

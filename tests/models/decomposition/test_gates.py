@@ -1,7 +1,5 @@
 """Gates equal plain MLPs, one for each component, and leak on the right side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The net of the induction-head task against its formula."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What evaluations say of components, by values that can be worked out by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

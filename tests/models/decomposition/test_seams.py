@@ -1,7 +1,5 @@
 """Matrices as targets: parts of fused ones against an unfused twin, and settings by name."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Toy models compute what their formulas say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

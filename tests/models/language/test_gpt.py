@@ -2,8 +2,6 @@
 Llama's own code.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Folders of GPT-2: logits are those of transformers, and what cannot be read is one line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -2,8 +2,6 @@
 what cannot be read is one line.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Consecutive steps of an objective whose slots carry on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

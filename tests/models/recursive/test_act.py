@@ -2,8 +2,6 @@
 changes nothing else.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

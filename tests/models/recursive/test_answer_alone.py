@@ -1,7 +1,5 @@
 """docs/answer_alone.py, which users copy, computes what the net does."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers where puzzles leave the batch early, and those of several chains of thought."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

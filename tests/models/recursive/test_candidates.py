@@ -1,7 +1,5 @@
 """The net of candidates: digits are alike to it, and it learns Sudoku's rules or knows them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

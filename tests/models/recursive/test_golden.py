@@ -1,7 +1,5 @@
 """Numbers recorded from the published code of HRM, TRM and EqR (see tests/golden/README.md)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

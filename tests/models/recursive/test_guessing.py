@@ -1,7 +1,5 @@
 """Training by guessing: what a slot plays, what it learns from, and what counts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

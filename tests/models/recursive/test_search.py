@@ -1,7 +1,5 @@
 """The search over guesses, with a net that is made up and so makes known mistakes."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

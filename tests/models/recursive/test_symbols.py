@@ -1,7 +1,5 @@
 """The net with a field for each symbol: it gives symbols no names, and knows where cells are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Accuracy by thinking step: what the net would have answered had it stopped there."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small checkpoints whose tensors all tell one value."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

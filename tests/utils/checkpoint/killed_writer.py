@@ -1,7 +1,5 @@
 """Run by test_writer.py: a writer that is killed again and again."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

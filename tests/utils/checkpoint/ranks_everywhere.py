@@ -2,8 +2,6 @@
 and saves that again.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 they share tensors.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

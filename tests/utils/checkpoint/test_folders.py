@@ -1,7 +1,5 @@
 """Which checkpoints are deleted, which stay, and what is never touched."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of tensors: what is written is read, by others too, and a stranger's file does no harm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which checkpoint counts as the best; tests/test_resume.py has more, in real runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import MagicMock
 

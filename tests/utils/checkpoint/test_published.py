@@ -1,7 +1,5 @@
 """Weights of other repositories: how their files are laid out, and what is read from them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import OrderedDict, defaultdict

@@ -1,7 +1,5 @@
 """Checkpoints are known to be whole or refused, never unpickled, and have one digest."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 one that does.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

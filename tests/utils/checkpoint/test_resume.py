@@ -2,8 +2,6 @@
 ranks reads.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What `python -m utils.checkpoint` shows, verifies, compares, and exports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

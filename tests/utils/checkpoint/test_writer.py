@@ -1,7 +1,5 @@
 """Saving: in the background or not, alone or together, on a troubled disk, killed at any moment."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hydra._internal.utils import get_args_parser
 

@@ -1,7 +1,5 @@
 """`--help`: every key with its default, type and meaning."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

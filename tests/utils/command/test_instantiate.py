@@ -2,8 +2,6 @@
 nothing else.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

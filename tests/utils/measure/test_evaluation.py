@@ -2,8 +2,6 @@
 tests/test_exact.py shows that they are the same at any number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace

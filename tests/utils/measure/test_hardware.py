@@ -1,7 +1,5 @@
 """Facts of the machine."""
 
-from __future__ import annotations
-
 import json
 from importlib import metadata
 

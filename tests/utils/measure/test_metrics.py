@@ -1,7 +1,5 @@
 """Metrics are sums and counts. What several ranks make of them is in test_distributed.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

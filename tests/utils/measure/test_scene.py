@@ -1,7 +1,5 @@
 """Scenes are small JSON files, and an evaluation leaves only so much of them."""
 
-from __future__ import annotations
-
 import json
 import re
 

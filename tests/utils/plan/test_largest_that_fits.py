@@ -1,7 +1,5 @@
 """How many shards go through at once: asked for, or found by running out of memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

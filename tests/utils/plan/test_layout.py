@@ -1,7 +1,5 @@
 """The layout that is chosen for given cards."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

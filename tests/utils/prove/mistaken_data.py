@@ -1,7 +1,5 @@
 """Digits with a mistake that one batch does not show; `test_prove.py` copies it to data/digits."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 step nor in an exact run; `test_prove.py` copies it to models/digits.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An optimizer and a schedule that remember; `test_prove.py` copies them to `optim`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

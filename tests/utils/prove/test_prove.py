@@ -4,8 +4,6 @@ causes their pattern.
 They are made in a copy of the repository, as users make them: in its own files.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The report page: what it reads from any run directory, and that it works in a real browser."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

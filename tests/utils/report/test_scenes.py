@@ -1,7 +1,5 @@
 """Scenes drawn in a real browser: the model at work, on the report page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The run directory, what is written into it, and what is shown."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Names of run directories, and what a run refuses to write into."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The lock of a run directory has one holder; tests/test_disk_and_wandb_failures.py kills some."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

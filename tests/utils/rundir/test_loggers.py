@@ -1,7 +1,5 @@
 """Loggers are guests. Stand-ins have the signatures of trackio and of PyTorch's SummaryWriter."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """status.json, and whom it keeps out; tests/test_start.py starts beside a live run."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

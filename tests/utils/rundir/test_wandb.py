@@ -2,8 +2,6 @@
 its death in a run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

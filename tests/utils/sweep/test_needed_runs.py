@@ -1,7 +1,5 @@
 """Runs that a run needs: when they are made, when they exist already, and what they inherit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Statistics over seeds, as scipy.stats has them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """`python pretrain.py -m`: jobs as processes, one failing, some at once, stopped and continued."""
 
-from __future__ import annotations
-
 import csv
 import json
 import signal
