@@ -3,6 +3,7 @@
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from data.build import sudoku
+from data.language import tokens
 from tests import ranks
 from tests.browser import chromium
 from tests.data.recursive.helpers import ragged_groups, write_dataset
@@ -41,6 +43,14 @@ def forks() -> Iterator[None]:
 def seeded() -> None:
     """A test draws the same numbers whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def python_text() -> Iterator[None]:
+    """Python's own library becomes tokens once for all tests of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "python_text", cache(tokens.python_text))
+        yield
 
 
 @pytest.fixture(scope="session")

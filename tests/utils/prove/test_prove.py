@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import ROOT, clean_env, started
+from utils.prove.__main__ import main
 from utils.prove.causes import CAUSES, ONLY_EVALUATION
 
 MINE = Path(__file__).parent
@@ -115,17 +116,25 @@ def test_a_loss_that_sees_other_rows_is_found(mistake: str, copy: Path) -> None:
     ],
 )
 def test_what_cannot_be_proved_is_one_line_and_leaves_no_folder(
-    keys: list[str], line: str, tmp_path: Path
+    keys: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    process = proof(tmp_path, *keys)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep theirs
+    assert main(keys) == 2
+    err = capsys.readouterr().err
     assert err.startswith(line)
     assert err.count("\n") == 1
     assert not list(tmp_path.glob("runs/*"))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_proof_that_is_stopped_leaves_nothing(signum: int, tmp_path: Path) -> None:
     process = proof(tmp_path, "experiment=digits")
     deadline = time.monotonic() + 60
