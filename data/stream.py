@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from contract import Arrays, Batch, Examples, Noise, Source
+from contract import Arrays, Batch, Context, Examples, Noise, Source
 from data.source import check_batch
 from utils.errors import ConfigError, LocalError, RankError, brief, full_name
 from utils.ranks import signals
+from utils.transfer import batch_to_device
 
 PREFETCHED = 4  # steps, by each worker
 SETTLED_S = 0.02  # until other threads have done what the last collective left to them
@@ -112,6 +113,14 @@ def read_shards(source: Source, step: int, shards: Sequence[int]) -> Batch:
                 f" {_shown(first)}; give every shard as many rows, padded to one length"
             )
     return to_tensors(pieces)
+
+
+def first_batch(
+    source: Source, seed: int, device: torch.device, shards: Sequence[int]
+) -> tuple[Batch, Context]:
+    """Returns what the first step would see of these shards."""
+    batch = batch_to_device(read_shards(source, 0, shards), device)
+    return batch, Context(0.0, Noise(seed, 0, shards, device))
 
 
 def not_finite(shard_groups: Sequence[Sequence[int]], micro_batches: Sequence[Batch]) -> str:

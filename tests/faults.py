@@ -44,7 +44,7 @@ from models.latent.compress import Compress
 from models.recursive.act import ActObjective
 from models.recursive.guessing import GuessObjective
 from optim import sparse_signsgd
-from optim.sync import agreement
+from optim.sync import base
 from utils.checkpoint import format, writer
 from utils.command import cli
 from utils.ranks import signals
@@ -90,7 +90,7 @@ def main() -> None:
         first, dash, last = when.partition("-")
         plant(what, where, range(int(first), int(last or 10**9 if dash else first) + 1))
     if "FAULT_LATE" in os.environ:
-        agreement.LAG["cpu"] = 1
+        base.LAG["cpu"] = 1
     if "FAULT_MEMORY" in os.environ:
         writer.free_bytes = lambda: 0
     sys.argv = ["pretrain.py", *arguments]

@@ -2,21 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pretrain
 from data.stream import ShardStream, train_loader
 from tests.runs import QUIET, config_of
+from utils.checkpoint.registry import Registry
 from utils.ranks.distributed import Dist
 from utils.rundir.directory import RunDirectory
 from utils.transfer import batch_to_device
 
 
-def trainer_on(dist: Dist, folder: Path, *arguments: str) -> pretrain.Trainer:
+class Stepped(pretrain.Trainer):
+    saved: Registry  # what its checkpoints hold
+
+
+def trainer_on(dist: Dist, folder: Path, *arguments: str) -> Stepped:
     cfg = config_of(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
-    trainer = pretrain.Trainer(cfg, dist, run, {}, is_new=not cfg.eval_only)
-    trainer.checkpointer = SimpleNamespace(requests=lambda: [0.0])  # type: ignore[assignment]
+    source, fingerprints = pretrain.open_source(cfg, dist, is_new=not cfg.eval_only)
+    trainer = Stepped(cfg, dist, run, source, is_new=not cfg.eval_only)
+    trainer.saved = trainer.register_parts(fingerprints, {})
     trainer.objective.train()
     return trainer
 
@@ -26,5 +31,5 @@ def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], No
     stream = ShardStream(trainer.source, trainer.shard_groups, trainer.step, number)
     for _, micro_batches in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
         batches = [batch_to_device(rows, trainer.dist.device) for rows in micro_batches]
-        yield lambda given=batches: trainer.train_step(given)  # type: ignore[misc]
-        trainer.run_state.step += 1
+        yield lambda given=batches: trainer.train_step(given, lambda: [0.0])  # type: ignore[misc]
+        trainer.step += 1

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pretrain
-from optim.sync import agreement
+from optim.sync import base
 from tests.ranks import words
 from tests.runs import FLOAT32, TINY_TRM
 from tests.steps import steps_of, trainer_on
@@ -62,9 +62,9 @@ class FromTheHost(TorchFunctionMode):
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., pretrain.Trainer]:
     """A trainer on a device that is a step behind and cannot be asked."""
-    monkeypatch.setitem(agreement.LAG, "meta", 1)
+    monkeypatch.setitem(base.LAG, "meta", 1)
     # all is finite, and nobody asks for anything
-    monkeypatch.setattr(agreement, "_to_host", lambda tensor: lambda: [0.0] * len(tensor))
+    monkeypatch.setattr(base, "_to_host", lambda tensor: lambda: [0.0] * len(tensor))
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     return lambda *arguments: trainer_on(Dist(device=FAR), tmp_path / "run", *arguments)
 
@@ -82,7 +82,7 @@ def test_a_step_asks_the_device_nothing(
 ) -> None:
     trainer = far(*arguments)
     for take in steps_of(trainer, 3):
-        assert trainer.agreement.all_read is (trainer.step == 0), (
+        assert trainer.sync.all_read is (trainer.step == 0), (
             "the newest step's answers are not read yet"
         )
         with Blocking(), FromTheHost():
@@ -126,5 +126,5 @@ def test_a_step_on_cuda_does_not_wait(arguments: list[str], tmp_path: Path) -> N
             take()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    assert not trainer.agreement.all_read
-    trainer.agreement.read()
+    assert not trainer.sync.all_read
+    trainer.sync.read("raise", newest=True)

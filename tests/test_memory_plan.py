@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import pretrain
+from data.stream import first_batch
 from models.objective import trained
 from tests.making import needs_of
 from tests.ranks import check_ended_well, run_ranks, words
@@ -51,7 +52,7 @@ def test_a_gpu_takes_about_what_was_counted(tmp_path: Path) -> None:
     assert counted.cfg.micro_batch_size == 24
     meta_net = pretrain.make_objective(trainer.cfg.arch, 0, trainer.source.spec, META)
     known = remembered(trainer.cfg.optim["dense"], trained(meta_net))
-    first = partial(trainer.first_batch, device=META)
+    first = partial(first_batch, trainer.source, trainer.cfg.seed, META)
     needs = needs_of(meta_net, known, False, first)
     del counted
     torch.cuda.reset_peak_memory_stats(device)

@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "one-training-step.md"
 EARLIER = 3  # steps: the first ones build buffers
 
 
-def files_of_a_step(folder: Path, recipe: str, log_interval: int = 10) -> set[Path]:
+def files_of_a_step(folder: Path, recipe: str) -> set[Path]:
     """The files of this repository that a step calls functions of."""
     files: set[Path] = set()
 
@@ -31,13 +31,12 @@ def files_of_a_step(folder: Path, recipe: str, log_interval: int = 10) -> set[Pa
     trainer = trainer_on(Dist(), folder, f"experiment={recipe}", *FLOAT32, "max_steps=20")
     for take in steps_of(trainer, EARLIER + 1):
         if trainer.step == EARLIER:
-            trainer.cfg = trainer.cfg.with_values({"log_interval": log_interval})
             sys.setprofile(look)
         try:
             take()
         finally:
             sys.setprofile(None)
-    # a trainer of `tests.steps` has no checkpointer, which every step asks
+    # a step of `tests.steps` asks no checkpointer
     return files - {Path(__file__), ROOT / "tests/steps.py"} | {ROOT / "utils/checkpoint/policy.py"}
 
 
@@ -52,10 +51,3 @@ def test_the_page_names_every_file_of_a_step(recipe: str, says: str, tmp_path: P
     assert sorted(map(str, files - linked)) == []
     (number,) = re.findall(says, text)
     assert len(files) == int(number)
-
-
-def test_a_logged_step_measures_norms_as_well(tmp_path: Path) -> None:
-    plain, logged = (
-        files_of_a_step(tmp_path / str(often), "digits", log_interval=often) for often in (10, 1)
-    )
-    assert logged - plain == {ROOT / "optim/sync/norms.py"}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
-from contract import IGNORE, Batch, Objective, Prediction
+from contract import IGNORE, Objective, Prediction
+from data.stream import to_tensors
 from trial.batch import TriedBatch, check_metrics
 from utils.checkpoint.policy import Metric
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluation import metric_key
+from utils.transfer import batch_to_device
 
 
 def try_predictions(
@@ -19,7 +21,7 @@ def try_predictions(
     outputs: Collection[str],
     source: Any,
     objective: Any,
-    to_batch: Callable[[Any], Batch],
+    device: torch.device,
     names_alone: bool,
 ) -> None:
     """Raises ConfigError if the metric that is `asked` for or one of these outputs does not exist.
@@ -35,9 +37,8 @@ def try_predictions(
     objective.eval()
     with torch.no_grad():
         for key, examples in sets.items():
-            row = TriedBatch(
-                to_batch(examples.padding(1)), f"the evaluation set {key}", "predict", "eval_sets"
-            )
+            batch = batch_to_device(to_tensors([examples.padding(1)]), device)
+            row = TriedBatch(batch, f"the evaluation set {key}", "predict", "eval_sets")
             prediction = objective.predict(row)
             if not names_alone:
                 check_prediction(objective, prediction)

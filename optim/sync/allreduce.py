@@ -18,9 +18,8 @@ The rank adds up its branch, and the upper part of the tree adds up the ranks' s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +44,8 @@ class AllReduce(Sync):
 
     name = "allreduce"
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
-        """Lays out the buffers. Returns the objective itself."""
+    def wrap(self, objective: nn.Module, dist: Dist) -> None:
+        """Lays out the buffers."""
         super().wrap(objective, dist)
         self.buffers: list[Tensor] = []
         self._views: dict[str, Tensor] = {}
@@ -60,7 +59,6 @@ class AllReduce(Sync):
             for (name, p), room in zip(named.items(), buffer.split(sizes), strict=True):
                 self._views[name] = room[: p.numel()].view(p.shape)
         self.zero()
-        return objective
 
     def zero(self) -> None:
         for buffer in self.buffers:
@@ -97,14 +95,14 @@ class ExactAllReduce(AllReduce):
         self._branches: list[list[Tensor]] = []
         self._shards_done = 0
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
+    def wrap(self, objective: nn.Module, dist: Dist) -> None:
         """Lays out the buffers, and the rank's branch of the tree."""
         ranks = dist.world_size
         refused = "the configuration check should have refused this"
         assert ranks & (ranks - 1) == 0, refused
         assert self._shards % ranks == 0, refused
         self._merges = merges_after_each(self._shards // ranks)
-        return super().wrap(objective, dist)
+        super().wrap(objective, dist)
 
     def zero(self) -> None:
         super().zero()

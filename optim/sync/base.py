@@ -1,8 +1,14 @@
-"""The base of all syncs, which sum gradients over ranks: their contract, statistics and norms."""
+"""The base of all syncs: what ranks tell each other in a step.
+
+They sum gradients, and by one small message more they share the weights of their losses, whether
+all gradients are finite, and whether any rank asks to stop or to save.
+"""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -11,8 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.errors import RunError
 from utils.ranks.distributed import Dist
-from utils.transfer import wide
+from utils.transfer import to_device, wide
+
+Blame = Callable[[], str]  # names what of this rank's data is not finite, if anything
+LAG = {"cuda": 1}  # steps after which a step's answers are read
 
 
 class Sync:
@@ -20,7 +30,7 @@ class Sync:
     override methods.
 
     In each step, all ranks call `zero`, `sum_statistics`, `backward` around each micro-batch,
-    `finish` and `divide`, in this order.
+    `finish`, `agree`, `read` and `divide`, in this order.
 
     A configuration names a class or function of this package, which is called with its keys; then
     the run calls `wrap`.
@@ -32,16 +42,22 @@ class Sync:
     splits_weights = False  # whether each rank keeps only a share of every parameter
     # from `wrap` on: what is optimised and averaged, whole or this rank's share of each
     parameters: dict[str, nn.Parameter]
+    objective: nn.Module
     dist: Dist
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
-        """Prepares the objective for this sync, and returns what training calls in its place.
-
-        Called once, before any optimizer is built. All else calls the objective itself.
-        """
+    def wrap(self, objective: nn.Module, dist: Dist) -> None:
+        """Prepares the objective for this sync. Called once, before any optimizer is built."""
+        self.objective = objective
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         self.dist, self._waited = dist, Stopwatch(dist.device)
-        return objective
+        # of each step that is not read yet: its number, what was checked, the answers, and whom to
+        # blame
+        self._unread: deque[tuple[int, list[str], Callable[[], list[float]], Blame]] = deque()
+        self._requests: list[float] = []
+
+    def forward(self, *arguments: Any) -> Any:
+        """Calls the objective in training. All else calls the objective itself."""
+        return self.objective(*arguments)
 
     def zero(self) -> None:
         """Begins a step: clears all gradients."""
@@ -88,6 +104,90 @@ class Sync:
         grads = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         return dict(zip(grads, norms_of([*grads.values()]), strict=True))
 
+    def agree(
+        self,
+        step: int,
+        weights: Sequence[Tensor | float],
+        norms: Mapping[str, Tensor],
+        row_grads: list[Tensor],
+        requests: Sequence[float],
+        blame: Blame = str,
+    ) -> Tensor:
+        """Tells all ranks what this one knows of the step, and returns the weight of the whole
+        batch. `read` has the rest.
+
+        Args:
+            weights: those of the losses of this rank's micro-batches.
+            norms: what `finish` returned.
+            row_grads: gradients of table rows, of this rank alone.
+            requests: to all ranks; they learn the sums.
+            blame: called on all ranks if the step turns out not to be finite.
+        """
+        device = self.dist.device
+        rows = [torch.as_tensor(weight, dtype=torch.float32, device=device) for weight in weights]
+        weight = self.over_micro_batches(rows).view(())
+        of_rows = torch.stack([*norms_of(row_grads)]).sum() if row_grads else weight.new_zeros(())
+        checked = torch.stack([weight, *norms.values(), of_rows])
+        asked = weight.new_zeros(len(requests))
+        if any(requests):  # numbers of the host are copied only if they say something
+            asked = to_device(torch.tensor(requests, dtype=torch.float32), device)
+        with self.dist.waiting():
+            message = self.over_ranks(torch.cat([checked, asked]))
+        names = ["the loss's weight", *norms, "a sparse table"]
+        self._unread.append((step, names, _to_host(message), blame))
+        return message[0]
+
+    def read(self, policy: str, newest: bool = False) -> str:
+        """Reads whether the last steps were finite, on all ranks alike. Returns why the newest one
+        must be skipped, or an empty string; with the `policy` raise, raises the error that ends the
+        run instead.
+
+        On CUDA, the host reads a step's answers during the next step, when a bad update has already
+        been made. With raise that does no harm: the run ends, and the `newest` step is read as well
+        before anything is logged, evaluated or saved. With skip the run goes on, so the host waits
+        for the answers of each step.
+        """
+        late = policy == "raise" and not newest
+        while len(self._unread) > (LAG.get(self.dist.device.type, 0) if late else 0):
+            step, names, answers, blame = self._unread.popleft()
+            with self.dist.waiting():
+                sums = answers()
+            # requests add up until the run takes them
+            asked = sums[len(names) :]
+            before = self._requests or [0.0] * len(asked)
+            self._requests = [a + b for a, b in zip(before, asked, strict=True)]
+            if all(map(math.isfinite, sums)):
+                continue
+            # a sum over ranks is finite only if all that was added is
+            checked = zip(names, sums, strict=False)
+            bad = next(name for name, total in checked if not math.isfinite(total))
+            problem = f"the gradient is not finite, first seen in {bad}"
+            remedy = "lower lr, set grad_clip"
+            if data := next(filter(None, self.dist.all_gather_text(blame())), ""):
+                problem, remedy = f"{problem}, nor is the data ({data})", "mend the data"
+            if policy == "raise":
+                raise RunError(
+                    f"on_nonfinite=raise: step {step}: {problem}; {remedy}, or use"
+                    " on_nonfinite=skip"
+                )
+            return problem
+        return ""
+
+    @property
+    def all_read(self) -> bool:
+        """Whether the answers of every step so far have been read."""
+        return not self._unread
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any rank has asked for something since the last `take_requests`."""
+        return any(self._requests)
+
+    def take_requests(self) -> list[float]:
+        """Returns the sums of what ranks asked for in the steps read since the last call."""
+        requests, self._requests = self._requests, []
+        return requests
+
     def sum_gradients(self) -> None:
         """Sums gradients over ranks, unless that is done by now; a parameter without a gradient
         gets a zero.
@@ -122,6 +222,16 @@ class Sync:
         All ranks call it together. The result stays on the device.
         """
         return torch.linalg.vector_norm(torch.stack([*norms]))
+
+    @torch.no_grad()
+    def norms_since(self, before: list[Tensor]) -> dict[str, Tensor]:
+        """Returns the norms of the parameters, and of how far an update has moved them from their
+        copies `before`, which it overwrites.
+        """
+        parameters = [p.detach() for p in self.parameters.values()]
+        torch._foreach_sub_(before, parameters)
+        measured = {"param_norm": parameters, "update_norm": before}
+        return {name: self.total_norm(norms_of(tensors)) for name, tensors in measured.items()}
 
     def share_of(self, name: str, whole: Tensor) -> Tensor:
         """Returns this rank's rows of a tensor that a checkpoint holds whole: a parameter, an
@@ -164,6 +274,23 @@ def norms_of(tensors: list[Tensor]) -> Sequence[Tensor]:
     # at least float32, because sums of squares overflow in half precision
     dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
     return torch._foreach_norm(tensors, 2, dtype) if tensors else ()
+
+
+def _to_host(tensor: Tensor) -> Callable[[], list[float]]:
+    """Starts to copy a few numbers. Returns a function that waits for this copy alone, and returns
+    the numbers.
+    """
+    if not tensor.is_cuda:
+        return tensor.tolist
+    copy = tensor.to("cpu", non_blocking=True)  # into pinned memory
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copy.tolist()
+
+    return read
 
 
 class Stopwatch:

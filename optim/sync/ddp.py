@@ -39,15 +39,14 @@ class DDP(Sync):
         self._net: DistributedDataParallel | None = None
         self._missing = 0  # elements of gradients that are not sent yet in this step
 
-    def wrap(self, objective: nn.Module, dist: Dist) -> Callable[..., Any]:
-        """Returns a function that calls the objective through DDP, from the first step on."""
+    def wrap(self, objective: nn.Module, dist: Dist) -> None:
         super().wrap(objective, dist)
         self._inside = OuterUnit(objective)
-        return self._call
 
-    def _call(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: Any) -> Any:
+        """Calls the objective through DDP, from the first step on."""
         net = self._inside if self._net is None else self._net
-        return with_loss(*net(loss_and_output, self._inside.objective, *arguments))
+        return with_loss(*net(loss_and_output, self.objective, *arguments))
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:

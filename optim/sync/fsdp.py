@@ -44,8 +44,8 @@ class FSDP(Sync):
     ) -> None:
         self._reshards = reshard_after_forward
 
-    def wrap(self, objective: Any, dist: Dist) -> Callable[..., Any]:
-        """Splits the parameters. Returns the objective, whose methods gather them from now on."""
+    def wrap(self, objective: Any, dist: Dist) -> None:
+        """Splits the parameters. The objective's methods gather them from now on."""
         trained = [p for p in objective.parameters() if p.requires_grad]
         if len(kinds := {p.dtype for p in trained}) > 1 or any(p.ndim == 0 for p in trained):
             raise ConfigError(
@@ -82,7 +82,6 @@ class FSDP(Sync):
             if p.requires_grad
         }
         self._route_calls(objective)
-        return objective
 
     def zero(self) -> None:
         super().zero()

@@ -26,7 +26,7 @@ def ours(trainer: Trainer) -> Iterator[None]:
     trainer.is_logged = lambda step: False  # type: ignore[method-assign]
     for step in steps_of(trainer, (FIRST + ROUNDS) * STEPS):
         step()
-        trainer.agreement.take_requests()
+        trainer.sync.take_requests()
         yield
 
 

@@ -188,6 +188,6 @@ def test_bad_data_in_a_later_step_is_named(
     monkeypatch.setattr(trainer.source, "train_batch", train_batch)
     first, second = itertools.islice(steps_of(trainer, 3), 2)
     first()
-    trainer.run_state.step = 1
+    trainer.step = 1
     with pytest.raises((RunError, ConfigError), match=line):
         second()

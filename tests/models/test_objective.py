@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 import pretrain
 from contract import Context, Noise, Spec
 from data.source import settings_of
+from data.stream import first_batch, to_tensors
 from models.layers import RotaryEmbedding
 from models.objective import flops_per_example, rehearse, trained
 from optim.groups import build_dense
@@ -164,7 +164,6 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
     all_features = ["data.probability=1"] if name == "components features" else []
     cfg = config_of(*line_of(name, folders, *FLOAT32, *all_features))
     source = make(cfg.data, "data", settings_of(cfg.plain()))
-    facts: Any = SimpleNamespace(cfg=cfg, source=source)
 
     def counted(device: torch.device, step: bool) -> Needs:
         objective = pretrain.make_objective(cfg.arch, 0, source.spec, device)
@@ -178,7 +177,7 @@ def test_what_is_counted_without_numbers_is_what_a_pass_takes(
             state = {name: tensor for name, tensor in memory.state().items() if VALUES not in name}
         else:
             state = remembered(cfg.optim["dense"], trained(objective))
-        first = partial(pretrain.Trainer.first_batch, facts, device=device)
+        first = partial(first_batch, source, cfg.seed, device)
         return needs_of(objective, state, cfg.ema, first)
 
     real = counted(torch.device("cpu"), step=True)
@@ -246,7 +245,7 @@ def test_every_net_takes_steps_in_each_precision(
         trainer = trainer_on(ALONE, tmp_path / dtype, *line)
         for step in steps_of(trainer, 2):
             step()
-        trainer.agreement.read()
+        trainer.sync.read("raise", newest=True)
         means = trainer.meter.read(trainer.dist)
         assert torch.isfinite(torch.tensor(means["loss"])), dtype
 
@@ -271,12 +270,12 @@ def test_every_net_trains_on_a_device_without_float64(
     with WithoutFloat64():
         for step in steps_of(trainer, 2):
             step()
-        trainer.agreement.read()
+        trainer.sync.read("raise", newest=True)
         assert trainer.meter.read(trainer.dist)
         trainer.objective.eval()
         for set_name, examples in trainer.source.eval_sets().items():
             if set_name == "sample":  # drawn on the CPU
                 continue
-            batch = trainer.to_batch(examples.read(np.arange(1)))
+            batch = to_tensors([examples.read(np.arange(1))])
             with torch.no_grad():
                 trainer.objective.predict(batch)

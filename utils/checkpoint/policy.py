@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from contract import Objective
 from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
+from utils.checkpoint.resume import Start
 from utils.checkpoint.writer import Writer
 from utils.command.root import Config
 from utils.errors import RunError
@@ -52,7 +54,8 @@ class Metric:
 
 class Checkpointer:
     """Saves a run at intervals of steps and of minutes, when it is the best so far, and when it is
-    asked to stop.
+    asked to stop. `progress` is what a checkpoint records of the moment: the step, the results of
+    the last evaluation, and more that only the run reads.
     """
 
     def __init__(
@@ -61,12 +64,14 @@ class Checkpointer:
         run: RunDirectory,
         saved: Registry,
         metric: Metric,
-        saved_step: int,
+        start: Start,
     ) -> None:
         self._config, self._run, self._saved, self._metric = config, run, saved, metric
         folder = run.directory / "checkpoints"
         self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)
-        self._saved_step, self._saved_at = saved_step, time.monotonic()
+        self._saved_step, self._saved_at = start.step if start.continues else -1, time.monotonic()
+        self._best, self._best_of = start.meta.get("best"), start.meta.get("best_of", "")
+        self._resumed_from = start.meta.get("resumed_from", "")
         self._best_before: float | None = None
         self._best_step, self._saved_best = -1, False  # whether the last save is of the best
         self.take_stall_s = self._writer.take_stall_s
@@ -101,35 +106,34 @@ class Checkpointer:
             self._give_up(f"{FAILED_SAVES} saves in a row failed; {REMEDY}")
         return signals.agreed_signal(flags), bool(due)
 
-    def saves_now(self) -> bool:
+    def saves_after(self, step: int) -> bool:
         """Returns whether the step count alone asks for a checkpoint."""
-        step, interval = self._saved.run_state.step, self._config.checkpoint_interval
+        interval = self._config.checkpoint_interval
         return interval is not None and step > 0 and step % interval == 0
 
-    def save_if(self, wanted: bool, stopping: bool, evaluated: bool) -> None:
+    def save_if(
+        self, progress: Mapping[str, Any], wanted: bool, stopping: bool, evaluated: bool
+    ) -> None:
         """Saves if `wanted`, if an evaluation was the best so far, if the interval is over, or if
         the run is stopping with unsaved steps.
         """
-        better = evaluated and self._is_best()
-        if (
-            wanted
-            or better
-            or (self._saved.run_state.step != self._saved_step and (stopping or self.saves_now()))
-        ):
-            self._save(better)
+        better, step = evaluated and self._is_best(progress), progress["step"]
+        unsaved = step != self._saved_step
+        if wanted or better or (unsaved and (stopping or self.saves_after(step))):
+            self._save(progress, better)
 
-    def save_unsaved(self) -> None:
+    def save_unsaved(self, progress: Mapping[str, Any]) -> None:
         """Saves, unless this step is saved already."""
-        if self._saved.run_state.step != self._saved_step:
-            self._save(better=False)
+        if progress["step"] != self._saved_step:
+            self._save(progress, better=False)
 
-    def wait_until_saved(self) -> None:
+    def wait_until_saved(self, progress: Mapping[str, Any]) -> None:
         """Waits until the last checkpoint is on the disk; a run must not end without it."""
-        step = self._saved.run_state.step
+        step = progress["step"]
         for _ in range(FAILED_SAVES):
             if not (problem := self._writer.wait()):
                 return
-            self._save(self._best_step == step)
+            self._save(progress, self._best_step == step)
         self._give_up(f"step {step} could not be saved ({problem}); {REMEDY}")
 
     def __enter__(self) -> Checkpointer:
@@ -150,30 +154,34 @@ class Checkpointer:
         step, sha256 = int(folder.name.removeprefix("step_")), digest(folder) if cheap else None
         self._run.event("checkpoint", step, bytes=size, digest=sha256)
 
-    def _is_best(self) -> bool:
+    def _is_best(self, progress: Mapping[str, Any]) -> bool:
         """Returns whether this step beats the best checkpoint on the disk; failed saves do not
         count.
         """
         self._forget_lost_best()
-        run_state, metric = self._saved.run_state, self._metric
-        before = run_state.best if run_state.best_of == str(metric) else None
-        if not metric.improves(run_state.results, before):
+        metric, results = self._metric, progress["results"]
+        before = self._best if self._best_of == str(metric) else None
+        if not metric.improves(results, before):
             return False
-        self._best_before, self._best_step = before, run_state.step
-        run_state.best, run_state.best_of = run_state.results[metric.name], str(metric)
+        self._best_before, self._best_step = before, progress["step"]
+        self._best, self._best_of = results[metric.name], str(metric)
         return True
 
     def _forget_lost_best(self) -> None:
         if self._saved_best and self._writer.wait():
-            self._saved.run_state.best, self._saved_best = self._best_before, False
+            self._best, self._saved_best = self._best_before, False
 
-    def _save(self, better: bool) -> None:
+    def _save(self, progress: Mapping[str, Any], better: bool) -> None:
         self._run.check_place()
         if not better:
             self._forget_lost_best()
-        self._writer.save(self._saved.run_state.step, *self._saved.snapshot(), better)
+        best = {"best": self._best, "best_of": self._best_of}
+        groups, meta = self._saved.snapshot(
+            {**progress, **best, "resumed_from": self._resumed_from}
+        )
+        self._writer.save(progress["step"], groups, meta, better)
         self._saved_best = better
-        self._saved_step, self._saved_at = self._saved.run_state.step, time.monotonic()
+        self._saved_step, self._saved_at = progress["step"], time.monotonic()
 
     def _give_up(self, why: str) -> None:
         raise RunError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,32 +28,12 @@ EVALUATED = "the evaluation set "  # and its name: a part of the data
 OTHERWISE = "use a checkpoint of this command"
 
 
-@dataclass
-class RunState:
-    """The progress of a run."""
-
-    step: int = 0
-    evaluation_due: bool = False
-    results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    best: float | None = None  # the best value of the metric `best_of`
-    best_of: str = ""
-    resumed_from: str = ""  # the checkpoint that `resume` named, once the run has started from it
-
-    def load(self, meta: Mapping[str, Any]) -> None:
-        """Takes the fields that a checkpoint's metadata has."""
-        for each in fields(self):
-            if each.name in meta:
-                setattr(self, each.name, meta[each.name])
-
-
 @dataclass(frozen=True)
 class Origin:
     """Describes the run that writes a checkpoint."""
 
     config: Mapping[str, Any]
     data: Mapping[str, str]  # texts by which each part of its data is recognised
-    wandb_id: str | None
-    lr: float  # the schedule's rate at the last step
     # parts of a net that are loaded from files of their own: `path` and `sha256` of each
     frozen: Mapping[str, Mapping[str, str]]
     # the arguments of runs that this one needs, by the keys that hold their paths
@@ -64,9 +44,9 @@ class Origin:
     compile: bool = False  # what `auto` became
     device: str = "cpu"  # its kind
 
-    def differences(self, meta: Mapping[str, Any]) -> list[str]:
-        """Returns what to tell the user when this run continues a checkpoint: one line for each
-        difference that can change results.
+    def differences(self, meta: Mapping[str, Any], lr: float) -> list[str]:
+        """Returns what to tell the user when this run continues a checkpoint, at the rate `lr`: one
+        line for each difference that can change results.
         """
         lines = []
         for what in ("threads", "torch", "compile", "device"):
@@ -79,7 +59,7 @@ class Origin:
         if meta["code"] not in ("", self.code):
             then = " ".join(meta["code"].split())
             lines.append(f"the code has changed since the checkpoint: {then} then")
-        before, after = f"{meta['lr']:.6g}", f"{self.lr:.6g}"
+        before, after = f"{meta['lr']:.6g}", f"{lr:.6g}"
         if before != after and meta["step"]:
             lines.append(
                 f"the learning rate jumps at step {meta['step']} from {before} to {after}, because"
@@ -113,14 +93,12 @@ class _Group:
 
 
 class Registry:
-    """The groups of tensors that a run's checkpoints hold, its progress, and its origin."""
+    """The groups of tensors that a run's checkpoints hold, and its origin."""
 
-    def __init__(
-        self, origin: Callable[[], Origin], split: Split, owned: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, origin: Origin, split: Split, owned: Iterable[int] = ()) -> None:
         """`owned` are this rank's shards."""
-        self.run_state, self.origin = RunState(), origin
-        self.split, self._owned = split, [str(shard) for shard in owned]
+        self.origin, self.split = origin, split
+        self._owned = [str(shard) for shard in owned]
         self._shared: dict[str, _Group] = {}
         self._by_shard: dict[str, _Group] = {}
 
@@ -168,14 +146,14 @@ class Registry:
         """The groups that a checkpoint of this run holds."""
         return [*self._shared, *([SHARDS] if self._by_shard else [])]
 
-    def snapshot(self) -> tuple[dict[str, OneByOne], dict[str, Any]]:
+    def snapshot(self, progress: Mapping[str, Any]) -> tuple[dict[str, OneByOne], dict[str, Any]]:
         """Returns all that a run needs to continue bit by bit: groups of tensors, each of which
-        comes whole to rank 0, and values for JSON.
+        comes whole to rank 0, and values for JSON, with those of its `progress`.
         """
         groups = {name: self._gathered(group.state()) for name, group in self._shared.items()}
         if self._by_shard:
             groups[SHARDS] = self._of_all_shards()
-        return groups, asdict(self.run_state) | asdict(self.origin())
+        return groups, {**progress, **asdict(self.origin)}
 
     def check(self, saved: Mapping[str, Tensors], step: int) -> None:
         """Raises ConfigError unless every group can load a checkpoint, given without content."""

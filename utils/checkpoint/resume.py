@@ -22,7 +22,6 @@ from utils.checkpoint.registry import (
     EVALUATED,
     Origin,
     Registry,
-    RunState,
     Tensors,
     check_alike,
     described,
@@ -38,7 +37,17 @@ from utils.ranks.distributed import Dist
 
 NO_PATH = ("auto", True, False)  # values of `resume` that name no checkpoint
 # what a run that goes on must know of the one that wrote the checkpoint
-STATED = [each.name for part in (RunState, Origin) for each in fields(part)]
+PROGRESS = (
+    "step",
+    "lr",
+    "evaluation_due",
+    "results",
+    "best",
+    "best_of",
+    "wandb_id",
+    "resumed_from",
+)
+STATED = [*PROGRESS, *(each.name for each in fields(Origin))]
 AFRESH = "add resume=false to move all that aside and begin again"
 
 
@@ -134,20 +143,21 @@ def restore(
     dist: Dist,
     say: Callable[[str], None],
     total_steps: int,
+    lr_after: Callable[[int], float],
 ) -> Start:
-    """Restores the checkpoint that the run starts from, the same one on all ranks.
+    """Restores the tensors of the checkpoint that the run starts from, the same one on all ranks.
 
-    If it is damaged or does not fit, says so and tries the one before it.
+    If it is damaged or does not fit, says so and tries the one before it. `lr_after` so many steps
+    is this run's rate.
     """
     while start.folder is not None:
         with dist.agreed():
-            check_fits(start, config, saved.origin(), total_steps)
+            check_fits(start, config, saved.origin, total_steps)
         with dist.waiting(forever=True):
             problem = _load(start.folder, start.step, saved, dist)
         if not problem:
-            saved.run_state.load(start.meta)
             if not config.eval_only:
-                for line in saved.origin().differences(start.meta):
+                for line in saved.origin.differences(start.meta, lr_after(start.step)):
                     say(visible(line))
             break
         start = _broadcast_start(dist, partial(_instead, start, visible(problem), config, say))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -108,14 +108,17 @@ class Meter:
 
 
 class Clock:
-    """Measures speed since its construction: steps, examples, and time spent waiting for data."""
+    """Measures speed since `restart`: steps, examples, and time spent waiting."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: Mapping[str, Callable[[], float]]) -> None:
+        """`others` by name: each returns the seconds that something waited since its last call."""
+        self._others = others
+        self.restart()
+
+    def restart(self) -> None:
         self.start, self.steps, self.examples, self.waited = time.perf_counter(), 0, 0, 0.0
-
-    @property
-    def seconds(self) -> float:
-        return max(time.perf_counter() - self.start, 1e-9)
+        for take in self._others.values():  # drops the waits that belong to the time before
+            take()
 
     def tick(self, examples: int) -> None:
         self.steps += 1
@@ -128,17 +131,15 @@ class Clock:
         yield
         self.waited += time.perf_counter() - begun
 
-    def speeds(self, tokens: int, reducing_s: float, saving_s: float) -> dict[str, float]:
+    def speeds(self, tokens: int) -> dict[str, float]:
         """Returns average speeds and times for each step. An example has `tokens` tokens."""
-        seconds, steps = self.seconds, max(1, self.steps)
+        seconds, steps = max(time.perf_counter() - self.start, 1e-9), max(1, self.steps)
+        waited = {"data_wait": self.waited} | {name: take() for name, take in self._others.items()}
         return {
             "speed/examples_per_s": self.examples / seconds,
             "speed/tokens_per_s": self.examples * tokens / seconds,
             "speed/step_ms": 1e3 * seconds / steps,
-            "speed/data_wait_ms": 1e3 * self.waited / steps,
-            "speed/all_reduce_ms": 1e3 * reducing_s / steps,
-            "speed/checkpoint_ms": 1e3 * saving_s / steps,
-        }
+        } | {f"speed/{name}_ms": 1e3 * each / steps for name, each in waited.items()}
 
 
 def wilson(successes: float, among: int) -> tuple[float, float]:

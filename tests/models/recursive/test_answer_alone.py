@@ -10,6 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from data.stream import to_tensors
 from models.objective import saved_tensors
 from tests.ranks import ROOT
 from tests.runs import TINY_TRM
@@ -39,7 +40,7 @@ def test_the_file_without_lockstep_has_the_same_bits(
     for step in steps_of(trainer, 3):
         step()
     examples = next(iter(trainer.source.eval_sets().values()))
-    batch = trainer.to_batch(examples.read(np.arange(1)))
+    batch = to_tensors([examples.read(np.arange(1))])
     assert batch["puzzle_identifiers"].tolist() == [0]
     trainer.objective.eval()
     with torch.no_grad():

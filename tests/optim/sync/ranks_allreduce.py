@@ -19,7 +19,6 @@ from torch.testing import assert_close
 from models.sparse_embedding import SparseEmbedding
 from optim.sparse_signsgd import SparseSignSGD
 from optim.sync import allreduce
-from optim.sync.agreement import Agreement
 from optim.sync.allreduce import AllReduce, ExactAllReduce
 from optim.sync.replicas import broadcast_from_rank_0, check_same
 from utils.ranks import distributed
@@ -80,7 +79,7 @@ def reduced(
 
 def reducer_of(net: nn.Module, dist: Dist) -> AllReduce:
     reducer = AllReduce()
-    assert reducer.wrap(net, dist) is net
+    reducer.wrap(net, dist)
     return reducer
 
 
@@ -118,9 +117,9 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
             for shard in owned:
                 with reducer.backward(last=shard == owned[-1]):
                     shard_loss(net, step, shard).backward()
-            norms, agreement = reducer.finish(), Agreement("skip", reducer)
+            norms = reducer.finish()
             weights = [torch.tensor(0.1 * (shard + 1)) for shard in owned]
-            weight = agreement.ask(0, weights, norms, [], [0.0])
+            weight = reducer.agree(0, weights, norms, [], [0.0])
             reducer.divide(weight, norms.values(), 0.5)
             bits.append([weight, *(p.grad.clone() for p in net.parameters())])
     for alone, together in zip(bits[:2], bits[2:], strict=True):
@@ -139,7 +138,7 @@ def uneven_participation(dist: Dist) -> None:
             (a.sum() if dist.rank == 1 else b.sum()).backward()
     total = sum(range(dist.world_size))
     norms = reducer.finish()
-    weight = Agreement("skip", reducer).ask(0, [float(dist.rank)], norms, [], [0.0])
+    weight = reducer.agree(0, [float(dist.rank)], norms, [], [0.0])
     assert weight == total
     reducer.divide(weight)
     assert_close(a.grad, torch.full((1000,), 1.0 / total))
@@ -155,7 +154,6 @@ def non_finite_is_named(dist: Dist) -> None:
     culprit = dist.world_size - 1
     net = build_net()
     reducer = reducer_of(net, dist)
-    agreement = Agreement("skip", reducer)
 
     def ask(weight: float = 4.0, rows: Sequence[Tensor] = (), data: str = "", **bad: float) -> None:
         reducer.zero()
@@ -163,18 +161,18 @@ def non_finite_is_named(dist: Dist) -> None:
         for name, value in bad.items():
             dict(net.named_parameters())[name.replace("_", ".")].grad.view(-1)[1] = value
         requests = [1.0, float(dist.rank)]
-        agreement.ask(0, [weight], reducer.finish(), [*rows], requests, lambda: data)
+        reducer.agree(0, [weight], reducer.finish(), [*rows], requests, lambda: data)
 
     def found() -> str:
-        return agreement.read().rpartition(" in ")[2]
+        return reducer.read("skip").rpartition(" in ")[2]
 
     mine = dist.rank == culprit
     ask()
     assert found() == ""
-    assert agreement.take_requests() == [dist.world_size, sum(range(dist.world_size))]
+    assert reducer.take_requests() == [dist.world_size, sum(range(dist.world_size))]
     ask(first_bias=float("nan") if mine else 1.0)
     ask()
-    assert agreement.read(except_last=1).endswith("first seen in first.bias")
+    assert reducer.read("skip").endswith("first seen in first.bias")
     assert found() == ""
     ask(gain=float("inf") if mine else 1.0)
     assert found() == "gain"

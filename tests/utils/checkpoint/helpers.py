@@ -124,11 +124,11 @@ class Held(Registry):
         **origin: Any,
     ) -> None:
         dist = dist or Dist()
-        about = {"config": {}, "data": META["data"], "wandb_id": None, "lr": 0.1, "frozen": {}}
+        about = {"config": {}, "data": META["data"], "frozen": {}}
         about |= {"code": "", "threads": 1, "torch": "2"}
         split = Split(dist, rows) if splits else as_it_is(dist)
         owned = dist.owned_shards(SHARDS)
-        super().__init__(lambda: Origin(**{**about, **origin}), split, owned)
+        super().__init__(Origin(**{**about, **origin}), split, owned)
         self.taken: dict[str, Any] = {}
         own = groups(value, rows)
         own["model"] = {name: split.share_of(name, each) for name, each in own["model"].items()}
@@ -217,7 +217,7 @@ def together(
 
     def save(dist: Dist) -> str:
         one = Writer(directory, dist, lambda line: None, keep=None)
-        one.save(step, Held(dist, value, splits=splits).snapshot()[0], {**META, "value": value})
+        one.save(step, Held(dist, value, splits=splits).snapshot({})[0], {**META, "value": value})
         outcome = one.wait()
         one.close()
         return outcome

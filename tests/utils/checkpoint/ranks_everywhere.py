@@ -25,14 +25,15 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
         if before == "none":
             for take in steps_of(trainer, 3):
                 take()
-            trainer.agreement.read()
+            trainer.sync.read("raise", newest=True)
         else:  # another way each time
             other = ways[(number + 1) % len(ways)]
             checkpoint = folder / f"{other}-{before}" / "checkpoints" / "step_3"
             start = Start(checkpoint, meta=reader.read_meta(checkpoint))
-            resume.restore(start, trainer.saved, trainer.cfg, dist, print, 9)
+            resume.restore(start, trainer.saved, trainer.cfg, dist, print, 9, trainer.lr_after)
+            trainer.step = start.step
         one = Writer(place / "checkpoints", dist, print)
-        one.save(trainer.run_state.step, *trainer.saved.snapshot())
+        one.save(trainer.step, *trainer.saved.snapshot(trainer.progress()))
         assert one.wait() == ""
         one.close()
     dist.sums([1.0])

@@ -10,26 +10,27 @@ from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint import writer
 from utils.checkpoint.policy import Checkpointer, Metric
 from utils.checkpoint.registry import Origin, Registry
+from utils.checkpoint.resume import Start
 from utils.ranks.distributed import Dist
 
 
 def test_a_best_that_could_not_be_saved_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = Registry(lambda: Origin({}, {"the dataset": "x"}, None, 0.1, {}), as_it_is())
+    saved = Registry(Origin({}, {"the dataset": "x"}, {}), as_it_is())
     saved.add("model", lambda: {"weight": torch.zeros(1)}, print)
-    run, state = MagicMock(directory=tmp_path, dist=Dist()), saved.run_state
+    run = MagicMock(directory=tmp_path, dist=Dist())
     config = MagicMock(keep=None, checkpoint_interval=None, objective_metric=None)
     full_disk = MagicMock(side_effect=OSError)
-    with Checkpointer(config, run, saved, Metric("accuracy"), -1) as checkpointer:
+    with Checkpointer(config, run, saved, Metric("accuracy"), Start()) as checkpointer:
         for step, accuracy, write in (
             (1, 0.5, writer.write),
             (2, 0.9, full_disk),
             (3, 0.7, writer.write),
         ):
             monkeypatch.setattr(writer, "write", write)
-            state.step, state.results = step, {"accuracy": accuracy}
-            checkpointer.save_if(wanted=False, stopping=False, evaluated=True)
+            progress = {"step": step, "results": {"accuracy": accuracy}}
+            checkpointer.save_if(progress, wanted=False, stopping=False, evaluated=True)
             checkpointer._writer.wait()
     assert full_disk.called
     assert (tmp_path / "checkpoints" / "best").read_text() == "step_3\n"

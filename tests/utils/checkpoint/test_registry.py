@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import pretrain
 from tests.runs import FLOAT32, TINY_TRM, digest
-from tests.steps import steps_of, trainer_on
+from tests.steps import Stepped, steps_of, trainer_on
 from tests.utils.checkpoint.helpers import declare
 from utils.carries import flatten
 from utils.checkpoint import reader, resume
@@ -23,30 +22,31 @@ from utils.ranks.distributed import Dist
 LINE = [*TINY_TRM, *FLOAT32, "lr_warmup_steps=0", "lr_min_ratio=0.1", "max_steps=10"]
 
 
-def trainer_in(folder: Path, *arguments: str) -> pretrain.Trainer:
+def trainer_in(folder: Path, *arguments: str) -> Stepped:
     return trainer_on(Dist(), folder, *LINE, *arguments)
 
 
-def train(trainer: pretrain.Trainer, steps: int) -> None:
+def train(trainer: Stepped, steps: int) -> None:
     for take in steps_of(trainer, trainer.step + steps):
         take()
-    trainer.agreement.read()
+    trainer.sync.read("raise", newest=True)
 
 
-def save(trainer: pretrain.Trainer, run: Path) -> Path:
+def save(trainer: Stepped, run: Path) -> Path:
     """Returns the folder of a new checkpoint."""
     writer = Writer(run / "checkpoints", Dist(), pytest.fail)
-    writer.save(trainer.step, *trainer.saved.snapshot())
+    writer.save(trainer.step, *trainer.saved.snapshot(trainer.progress()))
     assert writer.wait() == ""
     return run / "checkpoints" / f"step_{trainer.step}"
 
 
-def restore(trainer: pretrain.Trainer, checkpoint: Path) -> list[str]:
+def restore(trainer: Stepped, checkpoint: Path) -> list[str]:
     """Goes on from a checkpoint; returns what is said of it."""
     said: list[str] = []
     start = Start(checkpoint, continues=True, meta=reader.read_meta(checkpoint))
     steps = trainer.total_steps
-    resume.restore(start, trainer.saved, trainer.cfg, Dist(), said.append, steps)
+    resume.restore(start, trainer.saved, trainer.cfg, Dist(), said.append, steps, trainer.lr_after)
+    trainer.step = start.step
     return said
 
 
@@ -60,7 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> pretrain.Trainer:
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Stepped:
     return trainer_in(tmp_path_factory.mktemp("fresh") / "run")
 
 
@@ -96,9 +96,7 @@ def test_a_carry_may_go_on_in_another_precision(trained: Path, tmp_path: Path) -
     }
     trainer = trainer_in(tmp_path / "mine")
     restore(trainer, changed(trained, tmp_path / "step_3", "shards", rounded))
-    batch, _ = trainer.first_batch(trainer.owned)
-    carry = flatten(trainer.carries.get(0, lambda: trainer.objective.initial_carry(batch)))
-    for name, tensor in carry.items():
+    for name, tensor in flatten(trainer.carries[0]).items():
         shards = [rounded[f"{shard}/carry/{name}"] for shard in range(8)]
         assert torch.equal(tensor, torch.cat(shards).to(tensor.dtype))
         assert tensor.dtype == tensors[f"0/carry/{name}"].dtype
@@ -129,7 +127,7 @@ def test_what_does_not_fit_leaves_the_trainer_as_it_was(
     tensor: torch.Tensor | None,
     problem: str,
     trained: Path,
-    fresh: pretrain.Trainer,
+    fresh: Stepped,
     tmp_path: Path,
 ) -> None:
     tensors = load_file(trained / f"{group}.safetensors") | {name: tensor}

@@ -127,7 +127,9 @@ def take_up(
     start: Start, directory: Path, saved: Registry, said: list[str] | None = None, **changes: Any
 ) -> Start:
     say = pytest.fail if said is None else said.append
-    return resume.restore(start, saved, config(directory, **changes), Dist(), say, 99)
+    return resume.restore(
+        start, saved, config(directory, **changes), Dist(), say, 99, lambda step: 0.1
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_any_ranks_go_on_and_see_a_flipped_bit_of_any_file(
         saved, said = Held(dist, splits=splits), list[str]()
         asked = config(tmp_path)
         start = resume.find(asked, dist, said.append)
-        start = resume.restore(start, saved, asked, dist, said.append, 99)
+        start = resume.restore(start, saved, asked, dist, said.append, 99, lambda step: 0.1)
         return start.step, saved.taken, said
 
     def taken() -> list[tuple[int, dict[str, Any], list[str]]]:
@@ -186,7 +188,7 @@ def test_what_rank_0_cannot_read_any_more_is_damaged_for_all(
     def take(dist: Dist) -> tuple[int, float, list[str]]:
         saved, said, asked = Held(dist), list[str](), config(tmp_path)
         start = resume.find(asked, dist, said.append)
-        start = resume.restore(start, saved, asked, dist, said.append, 99)
+        start = resume.restore(start, saved, asked, dist, said.append, 99, lambda step: 0.1)
         return start.step, saved.taken["model"]["weight"].max().item(), said
 
     everyone = on_ranks(ranks, take)
@@ -268,7 +270,7 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path) -> None:
     """
 
     def evaluated(checkpoint: Path) -> tuple[int, float]:
-        saved = Registry(lambda: Origin({}, {"the dataset": "x"}, None, 0.1, {}), as_it_is())
+        saved = Registry(Origin({}, {"the dataset": "x"}, {}), as_it_is())
         mine: list[Tensors] = []
         saved.add("model", lambda: groups(0.0)["model"], mine.append)
         start = taken_up(run, saved, eval_only=True, checkpoint=str(checkpoint))

@@ -110,7 +110,7 @@ def test_ranks_save_together_and_fail_together(
         made = Writer(tmp_path, dist, said.append)
         outcomes = []
         for step in (1, 2, 3, 4):
-            saved = Held(dist, float(step), splits=True).snapshot()[0]
+            saved = Held(dist, float(step), splits=True).snapshot({})[0]
             made.save(step, saved, {**META, "value": float(step)})
             assert (made._thread is not None) == (room and dist.is_main)
             outcomes.append(made.wait())

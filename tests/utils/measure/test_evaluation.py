@@ -162,4 +162,4 @@ def test_a_set_that_lacks_what_predict_reads_is_one_line() -> None:
     objective: Any = MagicMock(predict=lambda batch: batch["labels"])
     line = "^the evaluation set val has no labels, only inputs; `predict` reads labels, so add it"
     with pytest.raises(ConfigError, match=line):
-        try_predictions("eval/loss", [], source, objective, lambda rows: rows, True)
+        try_predictions("eval/loss", [], source, objective, torch.device("cpu"), True)
