@@ -20,7 +20,7 @@ from models.decomposition.components import Mask
 from models.decomposition.decompose import Decompose, Losses
 from models.decomposition.masking import Masks, masked_outputs
 from models.decomposition.toy import TMS
-from tests.ranks import ROOT
+from tests.ranks import ROOT, words
 from tests.steps import trainer_on
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -28,24 +28,15 @@ from utils.ranks.distributed import Dist
 LOSS: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/arch/components.yaml").loss)
 LOSS |= {"minimality": 0.1, "warmup_steps": 0}
 del LOSS["_target_"]
-COMMON = [
-    "arch=components",
-    "optim=adamw",
-    "arch.C=6",
-    "arch.forward_dtype=float64",
-    "arch.loss.warmup_steps=5",
-    "max_steps=4",
-]
-TOY = [*COMMON, "data=features", "data.probability=0.3", "global_batch_size=64"]
-TEXT = [
-    *COMMON,
-    "data=tokens",
-    "data.seq_len=16",
-    "data.embedded.mebibytes=1",
-    "data.max_new_tokens=0",
-    "data.val_tokens=500",
-    "global_batch_size=8",
-]
+COMMON = words("""
+    arch=components optim=adamw arch.C=6 arch.forward_dtype=float64 arch.loss.warmup_steps=5
+    max_steps=4
+""")
+TOY = [*COMMON, *words("data=features data.probability=0.3 global_batch_size=64")]
+TEXT = COMMON + words("""
+    data=tokens data.seq_len=16 data.embedded.mebibytes=1 data.max_new_tokens=0 data.val_tokens=500
+    global_batch_size=8
+""")
 
 
 def objective_on(
