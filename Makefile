@@ -18,7 +18,7 @@ help:
 
 setup: .venv/ready
 
-train: .venv/ready
+train: .venv/first
 	$(PY) pretrain.py experiment=demo
 
 # Two test processes with one thread each: with more, they would wait for each other in every matrix
@@ -83,13 +83,18 @@ wheels: .venv/ready
 	du -sh wheels; test $$(du -sm wheels | cut -f1) -le 64
 
 # uv is used where it is installed. torch goes first and alone, so that no other package pulls in a
-# second build of it.
-INSTALL := $(if $(shell command -v uv),uv pip install --quiet --python $(PY),$(PY) -m pip install --quiet --disable-pip-version-check)
-.venv/ready: requirements.lock
+# second build of it. A first run needs 20 packages of some 90.
+FIRST := numpy hydra-core omegaconf safetensors filelock pydantic tqdm typing_extensions
+INSTALL := $(if $(shell command -v uv),uv pip install --python $(PY),$(PY) -m pip install --disable-pip-version-check)
+.venv/first: requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed," \
 		f" this is {sys.version.split()[0]}; run make PYTHON=python3.12")'
 	test -x $(PY) || $(PYTHON) -m venv .venv
-	$(INSTALL) "$$(grep '^torch==' requirements.lock)"
+	$(INSTALL) -c requirements.lock torch
+	$(INSTALL) -c requirements.lock $(FIRST)
+	touch $@
+
+.venv/ready: .venv/first
 	$(INSTALL) -r requirements.lock
 	touch $@
 
