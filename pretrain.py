@@ -179,7 +179,7 @@ class Trainer:
             check_sync(cfg, dist.world_size, shard_size)
             # this rank's shards, one group for each micro-batch
             self.shard_groups = group_shards(cfg, source, objective, self.sync)
-            # state that examples keep from step to step, for each micro-batch; None: they begin
+            # state that passes from step to step, of each micro-batch; None: it begins afresh
             self.carries: list[Carry] = [None] * len(self.shard_groups)
             self.meter = Meter(cfg.shards)
             parameters = self.sync.parameters

@@ -50,8 +50,7 @@ class Sync:
         self.objective = objective
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         self.dist, self._waited = dist, Stopwatch(dist.device)
-        # of each step that is not read yet: its number, what was checked, the answers, and whom to
-        # blame
+        # what `read` has not read yet: a step, names of what was checked in it, the answers, blame
         self._unread: deque[tuple[int, list[str], Callable[[], list[float]], Blame]] = deque()
         self._requests: list[float] = []
 
