@@ -134,7 +134,7 @@ def not_finite(shard_groups: Sequence[Sequence[int]], micro_batches: Sequence[Ba
 
 @contextmanager
 def naming_step(noise: Noise, batch: Batch) -> Iterator[None]:
-    """Says what the data holds where torch found a label or token that the net does not have."""
+    """Adds the values of the batch to PyTorch's error about a label or token out of range."""
     try:
         yield
     except IndexError as error:

@@ -57,7 +57,7 @@ def load_kernel() -> None:
 
 
 def within(documents_BL: Tensor, most: int, dtype: torch.dtype, head_width: int) -> Sees:
-    """Returns what each position sees: itself and those before it, of its own document.
+    """Returns what each position sees: itself and those before it in its document.
 
     `documents_BL` has the number of each position's document, and a row has at most `most` of them
     (0: unknown). On a CPU, whose memory the host reads without waiting, a mask takes 1.2 to 5 times

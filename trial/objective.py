@@ -105,7 +105,7 @@ def _check_statistics(
             raise ConfigError(
                 f"{where}: {name} has shape {list(value.shape)} for two shards, but"
                 f" {list(sums[0].shape)} for one; return a sum over rows, or put the rows of each"
-                " shard of ctx.noise.shards in a place of their own"
+                " shard of ctx.noise.shards in a separate place"
             )
         if sums:
             _check_sum(f"{where}: {name}", value, sums)

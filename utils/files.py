@@ -27,7 +27,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent  # of this repository
 TEXT_LIMIT = 1 << 24  # bytes; what a run writes is far shorter
 JSON_LIMIT = 1 << 30  # bytes; names of puzzles take as much
-DEEPEST = 50  # lists and mappings within each other; JSON's parser has a limit of its own
+DEEPEST = 50  # lists and mappings within each other; JSON's parser has a limit, too
 OBJECT = TypeAdapter(dict[str, Any])
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times as fast
 

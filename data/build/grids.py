@@ -4,7 +4,7 @@ example. Grids are lists of rows of numbers from 0 to 249, of any shapes up to 3
 python -m data.build.grids --train train.jsonl --test test.jsonl --output-dir data/mine
 
 Lines with the same "puzzle": "NAME" are pairs of one puzzle. Nets learn an embedding of it, so each
-puzzle of the test needs training pairs. Without names, every line is a puzzle by itself.
+puzzle of the test needs training pairs. Without names, every line is a puzzle.
 """
 
 from __future__ import annotations

@@ -173,12 +173,12 @@ class GPT(nn.Module):
 
     @property
     def blocks(self) -> Sequence[PreNormBlock]:
-        """The blocks, each of which may be compiled, recomputed or split by itself."""
+        """The blocks, each of which may be compiled, recomputed or split alone."""
         return list(self.layers)  # type: ignore[arg-type]
 
     def forward(self, tokens_BL: Tensor, documents_BL: Tensor | None = None) -> Tensor:
         """Returns normed hidden states. Each position sees itself and those before it; with
-        `documents_BL`, the number of each position's document, only those of its own document.
+        `documents_BL`, the number of each position's document, only those of its document.
         """
         mask = None
         if documents_BL is not None:

@@ -180,7 +180,7 @@ def write_manifest(folder: Path, files: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _manifest(files: Mapping[str, dict[str, Any]]) -> str:
-    """The manifest as text, with a sha256 of its own content."""
+    """The manifest as text, with a sha256 of its content."""
     known = {name: dict(entry) for name, entry in sorted(files.items())}
     own = hashlib.sha256(json.dumps(known).encode()).hexdigest()
     return json.dumps({"files": known, "sha256": own}, indent=1) + "\n"

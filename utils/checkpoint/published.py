@@ -64,7 +64,7 @@ def arch_beside(source: Path) -> str:
     """Returns the keys of the net, if the configuration of HRM or TRM lies beside their file: a net
     with other cycles or positions has the same weights, and computes something else.
 
-    They are quoted for a shell. What is no number, word or list of these is left out and named.
+    They are quoted for a shell. Any other value than a number, a word or a list of these is left out and named.
     """
     try:
         arch = read_yaml(source.parent / "all_config.yaml")["arch"]
@@ -111,7 +111,7 @@ def _by_our_names(source: Path, published: Mapping[str, Tensor]) -> dict[str, Te
         if not plain:
             kind = getattr(tensor, "dtype", type(tensor).__name__)
             raise ConfigError(
-                f"{source}: {brief(name)} is no plain tensor ({brief(kind)}); a state dict of plain"
+                f"{source}: {brief(name)} is not a plain tensor ({brief(kind)}); a state dict of plain"
                 f" tensors is read, or a dictionary that has one as {', '.join(WEIGHTS)} or ema"
             )
         bare = name.replace(COMPILED, "").removeprefix(DDP)
@@ -144,7 +144,7 @@ def _content(source: Path) -> dict[Any, Any]:
             f"it names {named[1]}" if named else f"torch cannot read it: {type(error).__name__}"
         )
         raise ConfigError(
-            f"{source}: is no state dict of tensors ({reason}); such files alone are read"
+            f"{source}: is not a state dict of tensors ({reason}); only such files can be read"
         ) from None
     if not isinstance(content, dict) or not content:
         kind = brief(type(content).__name__)

@@ -34,7 +34,7 @@ class Origin:
 
     config: Mapping[str, Any]
     data: Mapping[str, str]  # texts by which each part of its data is recognised
-    # parts of a net that are loaded from files of their own: `path` and `sha256` of each
+    # parts of a net that are loaded from other files: `path` and `sha256` of each
     frozen: Mapping[str, Mapping[str, str]]
     # the arguments of runs that this one needs, by the keys that hold their paths
     needed_runs: Mapping[str, str] = field(default_factory=dict)

@@ -72,7 +72,7 @@ def check_sync(config: Config, ranks: int, shard_size: int | None) -> None:
     if config.exact:
         if "exact" not in config.sync:
             raise ConfigError(
-                f"exact=true: sync={name} adds gradients in an order of its own; use sync=allreduce"
+                f"exact=true: sync={name} adds gradients in another order; use sync=allreduce"
             )
         # whole branches of a binary tree on every rank
         possible = [n for n in (2**i for i in range(shards.bit_length())) if shards % n == 0]

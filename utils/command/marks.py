@@ -69,7 +69,7 @@ class Mark:
 SAME_RUN = Mark(
     "does not change what the run is: its derived name stays, and any start may change it"
 )
-MAY_CHANGE = Mark("changes the derived name, but a run with a run_name of its own goes on with it")
+MAY_CHANGE = Mark("changes the derived name, but a run with a given run_name continues with it")
 NAMES_PROJECT = Mark("names the project, unless project_name does")
 A_RUN = Mark("takes the folder of a run, or the arguments that make one: then it is made first")
 A_PATH = Mark("must exist when the run starts")

@@ -28,7 +28,7 @@ def check_name(key: str, name: str) -> None:
     for part in name.split("/"):
         if part in (".", "..") or not part.strip() or len(os.fsencode(part)) > LONGEST:
             raise ConfigError(
-                f"{key}={short(name)}: must be a name, that of a folder of its own, of at most"
+                f"{key}={short(name)}: must be the name of a folder, of at most"
                 f" {LONGEST} bytes; for example {key}=mine"
             )
 

@@ -36,7 +36,7 @@ class Sweep(Keys):
     """How a sweep runs its jobs."""
 
     jobs: PositiveInt
-    """Jobs at once, each with GPUs of its own and its share of the cores"""
+    """Jobs at once, each with separate GPUs and an equal part of the cores"""
     ranks: PositiveInt
     """Ranks of each job, which torchrun starts on this machine"""
     on_error: Literal["continue", "stop"]

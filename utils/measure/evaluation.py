@@ -80,7 +80,7 @@ class Evaluation:
     """The evaluation of all sets after a step, over all ranks."""
 
     def __init__(self, dist: Dist, step: int, folder: Folder, keep: Sequence[str] = ()) -> None:
-        """Every rank writes the inputs and outputs named in `keep` to a file of its own."""
+        """Every rank writes the inputs and outputs named in `keep` to a separate file."""
         self.dist, self.step, self.keep, self._folder = dist, step, keep, folder
         # on rank 0, for the log: means over all sets with the evaluators' lines, and their texts
         self.summary, self.text = "", ""
@@ -250,7 +250,7 @@ class Evaluation:
         if kept:
             aside = path.with_name(f".{path.name}.writing")
             try:
-                # this rank's host may have a disk of its own; rank 0 has made the folder on its
+                # this rank's host may have another disk; rank 0 has made the folder on its
                 # disk, where it may be gone by now
                 if not self.dist.is_main:
                     path.parent.mkdir(parents=True, exist_ok=True)

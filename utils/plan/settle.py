@@ -108,5 +108,5 @@ def advice(layout: Layout, can_recompute: bool) -> str:
     if needs.state(layout.ranks, layout.split) > room:
         return "more ranks with sync=fsdp, or a smaller net"
     more = f"shards={2 * layout.shards}, which makes another run, or a smaller global batch"
-    more = "a smaller net: one example is too much by itself" if layout.shard_size == 1 else more
+    more = "a smaller net: one example alone is too much" if layout.shard_size == 1 else more
     return f"arch.recompute=true, or {more}" if can_recompute else more

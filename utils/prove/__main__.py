@@ -74,7 +74,7 @@ def prove(arguments: Sequence[str], others: list[str]) -> str:
             for way in _whole_and_in_parts(folder / "straight", precision):
                 running.append(start(arguments, keys, way, folder))
             whole, parts = running
-            # a net that cannot compute in float64 ends with an error of its own
+            # a net that cannot compute in float64 ends with its usual error
             if _judge_parts(whole, parts, precision, others):
                 break
     finally:

@@ -120,7 +120,7 @@ def master_address(env: Mapping[str, str], launch: Launch, parent: int) -> tuple
         )
     if env.get("MASTER_PORT"):
         if not 0 < (port := int(env["MASTER_PORT"])) < 1 << 16:
-            raise ConfigError(f"MASTER_PORT={port} is no port; export one from 1024 to 65535")
+            raise ConfigError(f"MASTER_PORT={port} is not a port; export one from 1024 to 65535")
         return address, port
     job = next((env[key] for key in JOB_NAMES.get(launch.launcher, ()) if env.get(key)), None)
     if launch.launcher == "srun":

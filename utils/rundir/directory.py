@@ -178,7 +178,7 @@ class RunDirectory:
         self._loggers.show(step, set_name, files)
 
     def draw_report(self) -> None:
-        """Draws report.html again, in a process of its own."""
+        """Draws report.html again, in a separate process."""
         if self._page is not None:
             self._page.draw()
 
@@ -221,7 +221,7 @@ class RunDirectory:
         again = signum == signal.SIGUSR1 and step > self._began and not self._evaluates
         what = "to be run again" if again else "stopped"
         if signum == signal.SIGUSR1 and not self._evaluates and not again:
-            what = "no step since it began, so not to be run again"
+            what = "no step since it began, so it is not requeued"
         message = f"{signal.Signals(signum).name} after step {step:,}: {what}; {hint}"
         self.mark("requeue" if again else "stopped", message, step, STATUS[signum])
         raise Stopped(signum, message)

@@ -125,7 +125,7 @@ def _holds(directory: Path) -> str:
 def refuse_links(directory: Path) -> None:
     """Refuses links within a run's folder: it may be a stranger's, and lead to any file.
 
-    The folder itself may be a link, and W&B makes links of its own.
+    The folder itself may be a link, and W&B makes links.
     """
     for entry in _entries(directory):
         if entry.is_symlink():

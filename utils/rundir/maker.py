@@ -1,4 +1,4 @@
-"""Draws the page of a run in a process of its own, so that no step waits for it."""
+"""Draws the page of a run in a separate process, so that no step waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every logger does, and those for trackio and TensorBoard; W&B has a file of its own."""
+"""What every logger does, and those for trackio and TensorBoard; W&B has a separate file."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Job:
         return {"number": self.number, "overrides": about, "directory": directory}
 
     def command(self, ranks: int) -> list[str]:
-        """Returns the command that runs it as a process of its own, under its name."""
+        """Returns the command that runs it as a separate process, under its name."""
         assert self.config is not None
         overrides = [text for text in self.overrides if not text.startswith("sweep.")]
         name = self.config.run_name

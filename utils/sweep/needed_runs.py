@@ -117,7 +117,7 @@ def _resolve(path: str, value: str, config: Config) -> Config:
         raise ConfigError(f"{path}={short(value)}: {error}") from None
     keys = {word.lstrip("+~").partition("=")[0] for word in arguments}
     if of_hydra := [key for key in keys if key.partition(".")[0] == "hydra"]:
-        raise ConfigError(f"{path}={short(value)}: {of_hydra[0]} is no key of a run; remove it")
+        raise ConfigError(f"{path}={short(value)}: {of_hydra[0]} is not a key of a run; remove it")
     # its name follows from its configuration
     inherited = ["run_name=null"] * ("run_name" not in keys)
     inherited += _inherited(config, [key for key in INHERITED if key not in keys])

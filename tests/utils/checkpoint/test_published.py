@@ -205,12 +205,12 @@ class Blocked:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ({"a": Blocked()}, "is no state dict of tensors (it names posix.mkdir)"),
-        ({"a": Harmful()}, "a is no plain tensor (shutil.copy); a state dict of plain"),
+        ({"a": Blocked()}, "is not a state dict of tensors (it names posix.mkdir)"),
+        ({"a": Harmful()}, "a is not a plain tensor (shutil.copy); a state dict of plain"),
         (nn.Linear(2, 2), "is a torch.nn.modules.linear.Linear, or empty; a state dict is read"),
         (None, "cannot be read (not a plain file)"),
         ([torch.ones(2)], "is a list, or empty; a state dict is read"),
-        ({"a": torch.ones(1), "step": 3}, "step is no plain tensor (int)"),
+        ({"a": torch.ones(1), "step": 3}, "step is not a plain tensor (int)"),
         ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "has the same names with and"),
         (
             {"model": {"a": torch.ones(1)}, "ema": {"shadow_params": [torch.ones(1)]}},

@@ -176,7 +176,7 @@ def test_given_addresses_and_ports_win() -> None:
     assert meeting({**plain(1, 2, 0), "MASTER_ADDR": "a"}) == ("a", DEFAULT_PORT)
     # two shells of one host have two parents
     assert meeting(plain(1, 2, 1), 1) == meeting(plain(1, 2, 1), 2) == ("127.0.0.1", DEFAULT_PORT)
-    with pytest.raises(ConfigError, match="MASTER_PORT=70000 is no port"):
+    with pytest.raises(ConfigError, match="MASTER_PORT=70000 is not a port"):
         meeting({**plain(1, 2, 1), "MASTER_PORT": "70000"})
 
 

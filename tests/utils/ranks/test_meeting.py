@@ -72,7 +72,7 @@ def test_each_way_of_not_meeting_is_said_in_one_line() -> None:
         cases = [
             (rank(1, 2, a, "nowhere.invalid"), r"error on rank 1: .*that name is not known here"),
             (rank(1, 2, b), r"error on rank 1: .*nobody listens there"),
-            (rank(1, 2, 99999), r"error on rank 1: MASTER_PORT=99999 is no port"),
+            (rank(1, 2, 99999), r"error on rank 1: MASTER_PORT=99999 is not a port"),
             (rank(1, 2, foreign), r"error on rank 1: .*does not answer as a store"),
             (rank(0, 2, taken), r"error: .*Address already in use"),
             (rank(0, 2, c), r"error: .*rank 1 of 2 did not come within timeout_s=6 s"),
