@@ -64,7 +64,8 @@ def arch_beside(source: Path) -> str:
     """Returns the keys of the net, if the configuration of HRM or TRM lies beside their file: a net
     with other cycles or positions has the same weights, and computes something else.
 
-    They are quoted for a shell. Any other value than a number, a word or a list of these is left out and named.
+    They are quoted for a shell. Values other than numbers, words and lists of these are left out
+    and named.
     """
     try:
         arch = read_yaml(source.parent / "all_config.yaml")["arch"]
@@ -111,8 +112,8 @@ def _by_our_names(source: Path, published: Mapping[str, Tensor]) -> dict[str, Te
         if not plain:
             kind = getattr(tensor, "dtype", type(tensor).__name__)
             raise ConfigError(
-                f"{source}: {brief(name)} is not a plain tensor ({brief(kind)}); a state dict of plain"
-                f" tensors is read, or a dictionary that has one as {', '.join(WEIGHTS)} or ema"
+                f"{source}: {brief(name)} is not a plain tensor ({brief(kind)}); a state dict of"
+                f" plain tensors is read, or a dictionary that has one as {', '.join(WEIGHTS)} or ema"
             )
         bare = name.replace(COMPILED, "").removeprefix(DDP)
         weights[f"{NET}{bare}" if bare.startswith(INNER) else bare] = tensor.clone().contiguous()
