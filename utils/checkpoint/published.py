@@ -112,8 +112,8 @@ def _by_our_names(source: Path, published: Mapping[str, Tensor]) -> dict[str, Te
         if not plain:
             kind = getattr(tensor, "dtype", type(tensor).__name__)
             raise ConfigError(
-                f"{source}: {brief(name)} is not a plain tensor ({brief(kind)}); a state dict of"
-                f" plain tensors is read, or a dictionary that has one as {', '.join(WEIGHTS)} or ema"
+                f"{source}: {brief(name)} is not a plain tensor ({brief(kind)}); give a state dict"
+                f" of plain tensors, or a dictionary that has one as {', '.join(WEIGHTS)} or ema"
             )
         bare = name.replace(COMPILED, "").removeprefix(DDP)
         weights[f"{NET}{bare}" if bare.startswith(INNER) else bare] = tensor.clone().contiguous()

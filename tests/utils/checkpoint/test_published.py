@@ -206,7 +206,7 @@ class Blocked:
     ("content", "problem"),
     [
         ({"a": Blocked()}, "is not a state dict of tensors (it names posix.mkdir)"),
-        ({"a": Harmful()}, "a is not a plain tensor (shutil.copy); a state dict of plain"),
+        ({"a": Harmful()}, "a is not a plain tensor (shutil.copy); give a state dict"),
         (nn.Linear(2, 2), "is a torch.nn.modules.linear.Linear, or empty; a state dict is read"),
         (None, "cannot be read (not a plain file)"),
         ([torch.ones(2)], "is a list, or empty; a state dict is read"),
