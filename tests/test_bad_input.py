@@ -150,12 +150,12 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-def test_a_package_that_is_missing_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_package_that_is_missing_is_one_line(ranks: int, tmp_path: Path) -> None:
     arguments = ["data=digits", "arch=cnn", "optim=adamw", "max_steps=2", *QUIET]
-    for ranks in (1, 2):
-        path = f"checkpoint_path={tmp_path}/{ranks}"
-        done = run_ranks(ranks, ["-c", WITHOUT_SKLEARN, "pretrain", *arguments, path])
-        assert_one_line(done, f"scikit-learn is needed: {sys.executable} -m pip install scikit-le")
+    path = f"checkpoint_path={tmp_path}/x"
+    done = run_ranks(ranks, ["-c", WITHOUT_SKLEARN, "pretrain", *arguments, path])
+    assert_one_line(done, f"scikit-learn is needed: {sys.executable} -m pip install scikit-le")
 
 
 @pytest.mark.slow
