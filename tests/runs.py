@@ -76,7 +76,7 @@ TINY_TMS = words("""
 """)
 # all that can train; arch.readers is to be added: the nets of TINY_GPT and TINY_PAIRS
 TINY_PREFIX = words("""
-    arch=prefix data=passages optim=adamw data.passage=8 data.text=5 data.val_passages=100
+    arch=prefix data=passages optim=adamw data.passage_len=8 data.text=5 data.val_passages=100
     data.embedded={mebibytes:1,bpe:null} arch.latents=3 arch.wire=6 arch.deep=true
     arch.encoder={width:16,layers:1,heads:2,refiner:1,states:false} arch.loss.teacher=0.5
     arch.loss.gist=0.1 arch.forward_dtype=float64 global_batch_size=24 max_steps=23

@@ -31,7 +31,11 @@ from utils.errors import ConfigError
 from utils.ranks.launchers import Launch
 
 # What a command evaluates, by the folder that it names: the arguments of the run that lies there.
-EVALUATED = {"runs/demo/demo": ["experiment=demo"], "runs/lm/lm": ["experiment=lm"]}
+EVALUATED = {
+    "runs/demo/demo": ["experiment=demo"],
+    "runs/lm/lm": ["experiment=lm"],
+    "runs/latent/facts": ["experiment=latent_facts"],
+}
 # Words that stand for something else. What a reader adds as `mine` is added and trained by
 # tests/test_extending.py; a word in brackets is optional.
 PLACEHOLDERS = {

@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from contract import Evaluator, Examples, RunSettings
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
-from data.language.sample import Continuation, SampleKeys, sample_set
+from data.language.sample import Continuation, SampleKeys, sample_set, shown, unescaped
 from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
 from data.order import EpochSource
@@ -23,7 +23,15 @@ from data.tokenizer import TextSpec
 from utils.command.marks import SAME_RUN, Keys
 from utils.errors import ConfigError
 
-__all__ = ["Corpus", "EmbeddedText", "TokenSource", "open_text"]
+__all__ = [
+    "Corpus",
+    "EmbeddedText",
+    "SampleKeys",
+    "TokenSource",
+    "open_text",
+    "shown",
+    "unescaped",
+]
 
 SEQUENCES = 64  # in an update, unless the configuration says otherwise
 

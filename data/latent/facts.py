@@ -5,15 +5,16 @@ Every fact is needed: the answers can be read from the list, and nobody could kn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import ascii_letters
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from contract import IGNORE, Arrays, Examples, RunSettings
-from data.latent.passages import PassageSpec, ReaderKeys, WithOthers, open_readers, read_all
+from contract import IGNORE, Arrays, Evaluator, Examples, RunSettings
+from data.latent.asked import Answers, AskKeys, Said, asked
+from data.latent.passages import PassageSpec, WithOthers, open_readers, read_all
 from data.latent.readers import Passage, encode
 from data.order import DrawnSource
 from data.tokenizer import Bytes, FromFile, TextSpec, Tokenizer, train_bpe
@@ -59,7 +60,7 @@ class Sizes(Keys):
     """Lists of an evaluation"""
 
 
-class FactKeys(ReaderKeys, Sizes):
+class FactKeys(AskKeys, Sizes):
     """The keys of data=facts."""
 
 
@@ -78,7 +79,8 @@ class FactSource(DrawnSource):
             readers=tuple(reader.spec for reader in self._readers),
         )
         drawn = self.draw(keys.held_out, generator(0, "held-out facts"))
-        self._eval_sets = {"val": WithOthers(Examples(drawn))}
+        own = asked(run, keys, Bytes(), self.spec.seq_len, self._readers)
+        self._eval_sets = own or {"val": WithOthers(Examples(drawn))}
 
     def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
         lists = draw_lists(self._keys.facts, self._keys.asked, rows, rng)
@@ -87,6 +89,9 @@ class FactSource(DrawnSource):
 
     def eval_sets(self) -> Mapping[str, Examples]:
         return self._eval_sets
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return [(Answers if set_name == "answers" else Said)(self._readers)]
 
 
 class FactTextKeys(Sizes):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from contract import Arrays, Examples, RunSettings, Spec
+from contract import Arrays, Evaluator, Examples, RunSettings, Spec
 from data.language.tokens import Corpus, EmbeddedText, open_text
+from data.latent.asked import Answers, AskKeys, Said, asked
 from data.latent.readers import Passage, Reader, ReaderSpec
 from data.order import EpochSource
-from utils.command.marks import A_RUN, MAY_CHANGE, Keys
 from utils.errors import ConfigError
 
 SAMPLED = 512  # passages from which the lengths of all are estimated
@@ -24,13 +23,6 @@ class PassageSpec(Spec):
     """The facts of passages for a net: `vocab_size` and `seq_len` are those of the encoder."""
 
     readers: tuple[ReaderSpec, ...] = ()
-
-
-class ReaderKeys(Keys):
-    """The key of every source of passages."""
-
-    readers: Annotated[list[str], A_RUN, MAY_CHANGE]
-    """The frozen models that read the texts"""
 
 
 def open_readers(paths: Sequence[str], sample: Sequence[Passage]) -> list[Reader]:
@@ -68,10 +60,10 @@ class WithOthers(Examples):
         }
 
 
-class PassageKeys(ReaderKeys):
+class PassageKeys(AskKeys):
     """The keys of data=passages."""
 
-    passage: PositiveInt
+    passage_len: PositiveInt
     """Tokens that latents replace"""
 
     gap: NonNegativeInt
@@ -93,7 +85,7 @@ class Windows(Examples):
 
     def __init__(self, corpus: Corpus, split: str, keys: PassageKeys, most: int | None) -> None:
         self._corpus, self._split, self._keys = corpus, split, keys
-        self._length = keys.passage + keys.gap + keys.text
+        self._length = keys.passage_len + keys.gap + keys.text
         self._files = corpus.files[split]
         counts = [max(0, (len(file) - self._length) // keys.text + 1) for file in self._files]
         self._ends = np.cumsum(counts)
@@ -117,15 +109,15 @@ class Windows(Examples):
         assert self._corpus.tokenizer is not None
         decode, keys = self._corpus.tokenizer.decode, self._keys
         # readers have their own tokens, so they get the text itself, without the gap
-        begins = keys.passage + keys.gap
+        begins = keys.passage_len + keys.gap
         return [
-            (decode(window[: keys.passage]), [(decode(window[begins:]), True)])
+            (decode(window[: keys.passage_len]), [(decode(window[begins:]), True)])
             for window in windows.tolist()
         ]
 
     def read(self, indices: np.ndarray) -> Arrays:
         windows = self.tokens(indices)
-        return read_all(windows[:, : self._keys.passage], self.texts(windows), self.readers)
+        return read_all(windows[:, : self._keys.passage_len], self.texts(windows), self.readers)
 
 
 class PassageSource(EpochSource):
@@ -143,8 +135,8 @@ class PassageSource(EpochSource):
         held_out = Windows(corpus, "val", keys, keys.val_passages)
         if not len(train):
             raise ConfigError(
-                f"data.passage={keys.passage}: no file of {corpus.where} has as many tokens as a"
-                " passage, a gap and a text together; give less"
+                f"data.passage_len={keys.passage_len}: no file of {corpus.where} has as many"
+                " tokens as a passage, a gap and a text together; give less"
             )
         # a sample from the whole corpus shows how many of their own tokens readers need
         spread = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(np.int64)
@@ -152,9 +144,14 @@ class PassageSource(EpochSource):
         train.readers = held_out.readers = readers
         spec = PassageSpec(
             vocab_size=corpus.vocab_size,
-            seq_len=keys.passage,
+            seq_len=keys.passage_len,
             fingerprint=corpus.fingerprint,
             name=run.data_path or "Python's standard library",
             readers=tuple(reader.spec for reader in readers),
         )
-        super().__init__(run, spec, train, val=WithOthers(held_out))
+        self._readers = readers
+        own = asked(run, keys, corpus.tokenizer, keys.passage_len, readers)
+        super().__init__(run, spec, train, **(own or {"val": WithOthers(held_out)}))
+
+    def evaluators(self, set_name: str) -> Sequence[Evaluator]:
+        return [(Answers if set_name == "answers" else Said)(self._readers)]

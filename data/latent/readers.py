@@ -39,14 +39,14 @@ class Reader:
         folder = Path(path)
         is_published = (folder / "config.json").is_file()
         content, self.vocab_size, self.seq_len = (_published if is_published else _run)(key, folder)
-        self._tokenizer = FromFile(self.where, "its tokenizer", content=content)
+        self.tokenizer = FromFile(self.where, "its tokenizer", content=content)
         # published models expect what their tokenizer puts before every text
-        self.begin = self._tokenizer.begin if is_published else None
+        self.begin = self.tokenizer.begin if is_published else None
         self.passage_len = self.text_len = 0
 
     def measure(self, sample: Sequence[Passage]) -> None:
         """Sets how many tokens passages and texts take, from some of them."""
-        encoded = encode(self._tokenizer, sample)
+        encoded = encode(self.tokenizer, sample)
         lengths = np.array([(len(passage), len(text)) for passage, text, _ in encoded])
         most = np.percentile(lengths, MOST, axis=0)
         self.passage_len, self.text_len = np.ceil(most).astype(int).tolist()
@@ -75,7 +75,7 @@ class Reader:
         passage = np.full((count, self.passage_len), IGNORE, np.int32)
         text = np.full((count, self.text_len + 1), IGNORE, np.int32)
         labels = text.copy()
-        for row, (before, after, wanted) in enumerate(encode(self._tokenizer, passages)):
+        for row, (before, after, wanted) in enumerate(encode(self.tokenizer, passages)):
             # a passage that is too long loses its beginning, a text its end: they meet in the
             # middle
             before = before[-self.passage_len :]

@@ -94,7 +94,7 @@ class CausalLM(Objective):
                 past = [Past() for _ in past]
                 new = torch.cat((tokens_BL, *made), 1)[:, -max(1, room // 2) :]
             logits_BV = self.model.next_logits(new, past)
-            new = _draw_tokens(logits_BV, batch["temperature"], batch["top_k"], draw)
+            new = draw_tokens(logits_BV, batch["temperature"], batch["top_k"], draw)
             made.append(new)
         return torch.cat(made, 1).int() if made else batch["continuation"]
 
@@ -189,7 +189,7 @@ class Pieces(torch.autograd.Function):
         return None, None, *(grad * grad_sums[0] for grad in ctx.saved_tensors)
 
 
-def _draw_tokens(
+def draw_tokens(
     logits_BV: Tensor, temperature_B: Tensor, top_k_B: Tensor, draw: torch.Generator
 ) -> Tensor:
     """Draws one token for each row, on the CPU: the same one for every device that logits are on.

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from contract import Spec
 from models.frozen import Frozen, Tensors
 from models.language import gpt2, llama
+from models.language.causal_lm import draw_tokens
 from models.language.gpt import GPT
 from models.language.gpt2 import GPT2
 from utils.checkpoint import reader
 from utils.command.instantiate import make
 from utils.errors import ConfigError, said_of
 
-__all__ = ["GPT", "GPT2", "load_frozen"]
+__all__ = ["GPT", "GPT2", "draw_tokens", "load_frozen"]
 
 # a net without its weights; their folder, their files (None: all in the folder), and their reader
 Found = tuple[nn.Module, Path, list[Path] | None, Callable[[Sequence[Path]], Tensors]]

@@ -24,11 +24,12 @@ from contract import (
     Prediction,
     StepOut,
 )
-from models.latent.encoder import Gist
+from models.language.targets import draw_tokens
+from models.latent.encoder import Gist, arrived, sent
 from models.latent.prefix import Prefix
 from models.latent.shares import Shares
 from models.latent.stand_ins import WAYS, nats, scores_after, whole
-from utils.errors import ConfigError
+from utils.errors import ConfigError, LocalError
 from utils.ranks.devices import devices_of
 from utils.ranks.distributed import Dist
 
@@ -135,14 +136,21 @@ class Compress(Objective):
         return losses
 
     def predict(self, batch: Batch) -> Prediction:
-        """Scores texts after latents, and after all that could stand in their place."""
+        """Scores texts after latents, and after all that could stand in their place; or continues
+        prompts, if the batch has no texts to score.
+        """
+        if "labels_0" not in batch:
+            return Prediction({}, self.answers(batch))
         # another passage's latents as a control: they should be worth nothing
         others = {name: batch[f"other_{name}"] for name in ("passage", "passage_0")}
         z_BMW, other_BMW = self.model(batch), self.model(others)
         sums: dict[str, Tensor] = {}
+        said: dict[str, Tensor] = {}
         rows, count, right = [], z_BMW.new_zeros((), dtype=torch.int64), z_BMW.new_zeros(())
         for number in range(len(self.model.readers)):
-            found = scores_after(self.model, number, batch, z_BMW, other_BMW)
+            found, said[f"said_{number}"] = scores_after(
+                self.model, number, batch, z_BMW, other_BMW
+            )
             scores_BN2 = torch.stack([found[way] for way in WAYS], 1).to(z_BMW.device)
             of_way = dict(zip(WAYS, scores_BN2[..., 0].sum(0), strict=True))
             sums = {way: sums.get(way, 0.0) + summed for way, summed in of_way.items()}
@@ -153,7 +161,40 @@ class Compress(Objective):
         metrics = {"accuracy": (right, count)} | {
             "loss" if way == "latents" else f"loss_{way}": (sums[way], count) for way in MEASURED
         }
-        return Prediction(metrics, {"scores": torch.stack(rows, 1)})
+        return Prediction(metrics, {"scores": torch.stack(rows, 1)} | said)
+
+    def answers(self, batch: Batch) -> dict[str, Tensor]:
+        """Returns the latents of a passage as they are sent, and every reader's continuation of a
+        prompt after them, after nothing and after the passage.
+        """
+        model, mark = self.model, self.model.mark
+        if "numbers" not in batch:
+            parts = sent(model.encoded(batch), model.keys.send)
+        elif not torch.equal(batch["encoder"][0].cpu(), mark):
+            raise LocalError("data.passage: holds latents of another run; give its checkpoint")
+        else:
+            parts = {name: batch[name] for name in ("numbers", "scales") if name in batch}
+        z_BMW, found = arrived(parts, model.dtype), dict[str, Tensor]()
+        for number in range(len(model.readers)):
+            if (prompt := batch.get(f"prompt_{number}")) is None:
+                continue
+            length = batch[f"continuation_{number}"].shape[1]
+            net, prompt = model.net(number), prompt.to(model.device_of(number))
+            nothing = net.embed(prompt[:, :0])
+            ways: dict[str, Any] = {"latents": model.prefix(number, z_BMW), "none": (nothing, None)}
+            if "passage" in batch:
+                passage = batch[f"passage_{number}"].to(prompt.device)
+                ways["whole"] = net.embed(passage.clamp_min(0)), None, passage >= 0
+            for way, prefix in ways.items():
+                draw = torch.Generator().manual_seed(int(batch["sample_seed"][0]))
+                text = prompt
+                # read anew for each token: texts after a passage are short
+                for _ in range(length):
+                    logits_BV = model.logits(number, prefix[0], text, *prefix[1:])[:, -1]
+                    new = draw_tokens(logits_BV, batch["temperature"], batch["top_k"], draw)
+                    text = torch.cat((text, new.to(text)), 1)
+                found[f"{way}_{number}"] = text[:, prompt.shape[1] :]
+        return found | parts | {"encoder": mark[None]}
 
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
-        return [Shares(self.model)]
+        return [Shares(self.model)] if "labels_0" in row else []

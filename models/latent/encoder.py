@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
@@ -194,14 +196,25 @@ class Gist(nn.Module):
         return widen(self.head(self.resample(self.enter(z_BMW))))
 
 
+def sent(z_BMW: Tensor, way: str) -> dict[str, Tensor]:
+    """Returns what is sent of latents."""
+    if way == "float16":
+        return {"numbers": z_BMW.half()}
+    # each latent has its own scale, sent as a float16; the least one avoids a division by zero
+    scales = (z_BMW.abs().amax(-1, keepdim=True) / 127).half().clamp_min(2**-24)
+    numbers = (z_BMW / scales.to(z_BMW.dtype)).round().clamp(-127, 127)
+    return {"numbers": numbers.to(torch.int8), "scales": scales}
+
+
+def arrived(sent: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Returns latents of what was sent [B, M, W]."""
+    numbers = sent["numbers"].to(dtype)
+    return numbers * sent["scales"].to(dtype) if "scales" in sent else numbers
+
+
 def as_sent(z_BMW: Tensor, way: str) -> Tensor:
     """Returns latents as they arrive. Gradients pass the rounding unchanged."""
-    if way == "float16":
-        rounded = z_BMW.half().to(z_BMW.dtype)
-    else:
-        # each latent has its own scale, sent as a float16; the least one avoids a division by zero
-        scale = (z_BMW.abs().amax(-1, keepdim=True) / 127).half().to(z_BMW.dtype).clamp_min(2**-24)
-        rounded = (z_BMW / scale).round().clamp(-127, 127) * scale
+    rounded = arrived(sent(z_BMW.detach(), way), z_BMW.dtype)
     return z_BMW + (rounded - z_BMW).detach()
 
 

@@ -7,6 +7,7 @@ the latents, and an adapter for each model turns them into what it reads.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -63,7 +64,7 @@ class Prefix(nn.Module):
             )
         if keys.latents > spec.seq_len:
             raise ConfigError(
-                f"arch.latents={keys.latents}: must not exceed data.passage={spec.seq_len}"
+                f"arch.latents={keys.latents}: must not exceed data.passage_len={spec.seq_len}"
             )
         self.reader_specs = spec.readers
         self.readers = nn.ModuleList()
@@ -124,17 +125,27 @@ class Prefix(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the latents of each passage, as they arrive [B, M, W]."""
+        return as_sent(self.encoded(batch), self.keys.send)
+
+    def encoded(self, batch: Batch) -> Tensor:
+        """Returns the latents of each passage before they are sent [B, M, W]."""
         if not self.keys.encoder.states:
-            z_BMW = self.encoder(batch["passage"], None, self.dtype)
-        else:
-            # the first reader's states of the passage, without gradients, as it is frozen
-            passage_BL = batch["passage_0"].to(self.device_of(0))
-            seen_BL = passage_BL >= 0
-            with torch.no_grad():
-                states_BLD = self.read_tokens(0, passage_BL) * seen_BL[..., None]
-            where = batch["passage"].device
-            z_BMW = self.encoder(states_BLD.to(where), seen_BL.to(where), self.dtype)
-        return as_sent(z_BMW, self.keys.send)
+            return self.encoder(batch["passage"], None, self.dtype)
+        # the first reader's states of the passage, without gradients, as it is frozen
+        passage_BL = batch["passage_0"].to(self.device_of(0))
+        seen_BL = passage_BL >= 0
+        with torch.no_grad():
+            states_BLD = self.read_tokens(0, passage_BL) * seen_BL[..., None]
+        where = batch["passage"].device
+        return self.encoder(states_BLD.to(where), seen_BL.to(where), self.dtype)
+
+    @property
+    def mark(self) -> Tensor:
+        """Returns a hash of the encoder's weights, by which latents know their own adapters [1]."""
+        total = hashlib.sha256()
+        for tensor in self.encoder.state_dict().values():
+            total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return torch.tensor([int.from_bytes(total.digest()[:8], "big", signed=True)])
 
     def read_tokens(self, number: int, tokens_BL: Tensor) -> Tensor:
         """Returns a reader's states in tokens that are padded on the left [B, L, D]."""

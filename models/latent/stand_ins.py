@@ -37,8 +37,10 @@ WAYS = {
 
 def scores_after(
     model: Prefix, number: int, batch: Batch, z_BMW: Tensor, other_BMW: Tensor
-) -> dict[str, Tensor]:
-    """Returns for each way the nats of each text after it, and the tokens that are right [B, 2]."""
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns for each way the nats of each text after it, and the tokens that are right [B, 2];
+    and the likeliest tokens after the latents [B, T].
+    """
     where = model.device_of(number)
     passage_BL, text_BT, labels_BT = (
         batch[f"{name}_{number}"].to(where) for name in ("passage", "text", "labels")
@@ -49,13 +51,15 @@ def scores_after(
         prefix, added = model.prefix(number, latents_BMW)
         logits = model.logits(number, prefix, text_BT, added)
         found[name] = scores(logits, labels_BT)
+        if name == "latents":
+            said_BT = logits.argmax(-1)
     for name, (prefix, seen) in _streams(model, number, passage_BL).items():
         logits = model.logits(number, prefix, text_BT, None, seen)
         found[name] = scores(logits, labels_BT)
     for name, past, seen_BP in _kept(model, number, passage_BL):
         logits = _after_kept(model, number, past, seen_BP, passage_BL, text_BT)
         found[name] = scores(logits, labels_BT)
-    return found
+    return found, said_BT
 
 
 def nats(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:

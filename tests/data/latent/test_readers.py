@@ -17,7 +17,7 @@ from tests.making import make_source
 from utils.errors import ConfigError
 from utils.noise import generator
 
-KEYS = {"passage": 8, "gap": 2, "text": 5, "embedded": {"mebibytes": 1, "bpe": None}}
+KEYS = {"passage_len": 8, "gap": 2, "text": 5, "embedded": {"mebibytes": 1, "bpe": None}}
 
 
 def make(paths: list[str], **changes: Any) -> Any:
@@ -35,7 +35,7 @@ def test_every_reader_gets_the_same_text_in_its_own_tokens(readers: str) -> None
         for number, reader in enumerate(opened):
             tokens = rows[f"passage_{number}"][row]
             told = tokens[tokens != IGNORE]
-            assert passage.endswith(reader._tokenizer.decode(told))
+            assert passage.endswith(reader.tokenizer.decode(told))
             assert (tokens[: len(tokens) - len(told)] == IGNORE).all(), "padded on the left"
             read, wanted = rows[f"text_{number}"][row], rows[f"labels_{number}"][row]
             count = int((wanted != IGNORE).sum())
@@ -75,7 +75,7 @@ def test_answers_alone_count_and_are_in_the_list(readers: str) -> None:
 def test_what_cannot_be_read_is_one_line(readers: str, tmp_path: Path) -> None:
     path = readers.strip("[]").split(",")[0]
     with pytest.raises(ConfigError, match=r"^arch.readers\[0\]=.*: reads 16 tokens, and a passage"):
-        make([path], passage=20)
+        make([path], passage_len=20)
     with pytest.raises(ConfigError, match=r"^arch.readers\[0\]=nowhere: no such folder; give"):
         make(["nowhere"])
     os.mkfifo(tmp_path / "tokenizer.json")

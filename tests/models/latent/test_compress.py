@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from contract import IGNORE, Batch, Context, Noise, Prediction
+from contract import IGNORE, Batch, Context, Noise, Prediction, RunSettings
+from data.latent.asked import Answers, AskKeys, Said, asked
+from data.stream import eval_batches
+from data.tokenizer import Bytes
 from models.latent.compress import Compress
-from models.latent.encoder import as_sent, bytes_sent
+from models.latent.encoder import arrived, as_sent, bytes_sent
 from models.latent.prefix import causal
 from models.latent.shares import Shares
 from models.latent.stand_ins import WAYS, scores_after
@@ -39,7 +43,7 @@ def paths(readers: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def source(paths: list[str]) -> Any:
-    keys = {"passage": PASSAGE, "gap": 2, "text": TEXT, "readers": paths}
+    keys = {"passage_len": PASSAGE, "gap": 2, "text": TEXT, "readers": paths}
     text = {"mebibytes": 1, "bpe": None}
     return make_source("passages", **keys, embedded=text, shards=1, global_batch_size=ROWS)
 
@@ -119,7 +123,7 @@ def test_every_way_is_what_the_reader_says_of_it(
     places = LATENTS
     for number in range(2):
         net = model.net(number)
-        found = scores_after(model, number, batch, z, z.roll(1, 0))
+        found, _ = scores_after(model, number, batch, z, z.roll(1, 0))
         assert found.keys() == WAYS.keys()
         for row in range(ROWS):
             labels = batch[f"labels_{number}"][row].long()
@@ -169,10 +173,10 @@ def kept_last(net: Any, before: Tensor, passage: Tensor, text: Tensor, places: i
 def test_all_keys_kept_are_the_whole_passage(begin: int | None, make: Any, batch: Batch) -> None:
     """SnapKV that keeps as many keys as there are is no selection at all."""
     model = make(latents=PASSAGE, begin=begin).model
-    found = scores_after(model, 0, batch, model(batch), model(batch))
+    found, _ = scores_after(model, 0, batch, model(batch), model(batch))
     assert_close(found["kv_seen"], found["whole"])
     fewer = make().model
-    kept = scores_after(fewer, 0, batch, fewer(batch), fewer(batch))["kv_seen"]
+    kept = scores_after(fewer, 0, batch, fewer(batch), fewer(batch))[0]["kv_seen"]
     assert not torch.allclose(kept, found["whole"])
 
 
@@ -229,7 +233,7 @@ def test_a_past_is_seen_where_a_mask_says_so(make: Any, batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"latents": 9}, "arch.latents=9: must not exceed data.passage=8"),
+        ({"latents": 9}, "arch.latents=9: must not exceed data.passage_len=8"),
         ({"loss": {"text": 0.0}}, "arch.loss.text=0: all losses are 0"),
         ({"encoder": {"heads": 3}}, "arch.encoder.width=16: is not a multiple of two times"),
     ],
@@ -254,7 +258,7 @@ def test_the_control_is_another_passage_in_batches_of_any_size(make: Any, source
     rows = held_out.passages.read(indices), held_out.passages.read(indices + half)
     mixed = {name: torch.from_numpy(rows["passage" in name][name]) for name in rows[0]}
     z, batch = objective.model(mixed), {n: torch.from_numpy(r) for n, r in rows[0].items()}
-    assert_close(control, scores_after(objective.model, 0, batch, z, z)["latents"][:, 0])
+    assert_close(control, scores_after(objective.model, 0, batch, z, z)[0]["latents"][:, 0])
 
 
 def test_a_passage_that_is_worth_nothing_has_no_share(make: Any) -> None:
@@ -277,3 +281,81 @@ def test_a_passage_that_is_worth_nothing_has_no_share(make: Any) -> None:
     )
     (table,) = (json.loads(content)["rows"] for content in report.files.values())
     assert [row[4:] for row in table if row[0] == 1] == [[None] * 3] * len(WAYS)
+
+
+def test_latents_of_ones_own_passage_answer_elsewhere(
+    make: Any, source: Any, tmp_path: Path
+) -> None:
+    """As the readers themselves continue it, and again from a file of latents alone."""
+
+    def answers(objective: Compress, passage: str, prompt: str = "d") -> Any:
+        keys = AskKeys(
+            readers=[], passage=passage, prompt=prompt, max_new_tokens=2, temperature=0.0, top_k=0
+        )
+        run, readers = RunSettings(eval_only=True), source._readers
+        (only,) = asked(run, keys, Bytes(), PASSAGE, readers).values()
+        ((_, rows),) = eval_batches(only, 1)
+        prediction = objective.predict(batch_to_device(rows, CPU))
+        assert not objective.evaluators(only.padding(1))
+        evaluator = Answers(readers)
+        evaluator.add(np.arange(1), rows, prediction)
+        return rows, prediction.outputs, evaluator.report(evaluator.rows())
+
+    objective = make()
+    with torch.no_grad():
+        rows, outputs, report = answers(objective, "and more to come")
+        z = arrived({"numbers": outputs["numbers"]}, torch.float64)
+        for number in range(2):
+            net, prompt = objective.model.net(number), rows[f"prompt_{number}"][0]
+            passage = rows[f"passage_{number}"][0]
+            starts = {
+                "latents": objective.model.prefix(number, z)[0][0],
+                "none": net.embed(prompt[:0]),
+                "whole": net.embed(passage[passage >= 0]),
+            }
+            for way, start in starts.items():
+                for token in outputs[f"{way}_{number}"][0]:
+                    assert logits_after(net, start, prompt)[-1].argmax() == token
+                    prompt = torch.cat((prompt, token[None]))
+                prompt = rows[f"prompt_{number}"][0]
+        assert report.text.startswith(f"{LATENTS * 6 * 2} bytes of latents are sent")
+        assert "reader 1 from the whole passage, 8 bytes:\nd" in report.text
+        # in another process, which never sees the passage
+        file = tmp_path / "latents.safetensors"
+        file.write_bytes(report.files["latents.safetensors"])
+        _, again, told = answers(objective, str(file))
+        assert torch.equal(again["latents_1"], outputs["latents_1"])
+        assert "whole_1" not in again
+        assert told.text.count("reader") == 4
+        other = make(encoder={"refiner": 0})
+        with pytest.raises(ConfigError, match="holds latents of another run"):
+            answers(other, str(file))
+        with pytest.raises(ConfigError, match="has 3 tokens, and these latents stand for 8"):
+            answers(objective, "and")
+        with pytest.raises(ConfigError, match=r"data\.prompt=abcdefg: takes 7 tokens of"):
+            answers(objective, "and more to come", prompt="abcdefg")
+
+
+@torch.no_grad()
+def test_the_page_shows_what_readers_say_from_latents(make: Any, source: Any) -> None:
+    objective, evaluator = make(), Said(source._readers)
+    rows = source.eval_sets()["val"].read(np.arange(5))
+    # the first reader predicts only the second token: the others are read, or not there
+    rows["labels_0"][:, [0, 2, 3, 4]], rows["text_0"][:, 3:] = IGNORE, IGNORE
+    batch = batch_to_device({name: torch.from_numpy(row) for name, row in rows.items()}, CPU)
+    prediction = objective.predict(batch)
+    said, labels = (
+        named[f"{n}_0"] for named, n in ((prediction.outputs, "said"), (batch, "labels"))
+    )
+    said[0], said[1] = labels[0], ord("~")
+    evaluator.add(np.arange(5), batch, prediction)
+    (content,) = evaluator.report(evaluator.rows()).files.values()
+    table = json.loads(content)["rows"]
+    assert [row[1] for row in table] == [0, 1] * 3
+    for at, (passage, _, text, told, verdict) in enumerate(table[::2]):
+        read = bytes(rows["text_0"][at, :3].tolist()).decode()
+        whole = rows["passage_0"][at]
+        assert (passage, text) == (bytes(whole[whole >= 0].tolist()).decode(), read)
+        assert told == (read if at == 0 else f"{read[:2]}{chr(said[at, 1])}")
+        if at < 2:
+            assert verdict == ("right", "wrong: 0 of 1 tokens right")[at]
