@@ -36,8 +36,8 @@ from utils.noise import Dropout as Dropout
 from utils.noise import Noise, dropouts_of, give_noise
 
 # Rows as a source gives them, by name; the first dimension is the example. Names are yours, but for
-# `labels`, and names that begin so, in which rows of padding are IGNORE. Types stay as they are:
-# give float32, where NumPy makes float64; labels are integers of any size.
+# `labels`, and names that begin so, in which rows of padding are IGNORE, or NaN where they are
+# floats, as in a regression. Types stay as they are: give float32, where NumPy makes float64.
 Arrays = dict[str, np.ndarray]
 Batch = dict[str, Tensor]  # the same as an objective gets them
 MetricSums = Mapping[str, tuple[Tensor, Tensor]]  # by name (sum, count), of which a run logs means
@@ -84,7 +84,9 @@ class Examples:
         """Returns rows that fill a last batch and do not count: the first, without labels."""
         batch = self.read(np.zeros(rows, np.int64))
         return {
-            name: np.full_like(array, IGNORE) if name.startswith("labels") else array
+            name: np.full_like(array, np.nan if array.dtype.kind == "f" else IGNORE)
+            if name.startswith("labels")
+            else array
             for name, array in batch.items()
         }
 

@@ -149,6 +149,13 @@ def test_a_map_style_dataset_is_a_source_with_epochs() -> None:
     assert test.padding(2)["labels"].tolist() == [IGNORE] * 2
 
 
+def test_padding_of_a_regression_is_no_number_that_a_target_may_have() -> None:
+    rows = {"inputs": np.ones((3, 2), np.float32), "labels": np.full(3, -100.0, np.float32)}
+    padding = Examples(rows).padding(2)
+    assert np.isnan(padding["labels"]).all()
+    assert padding["inputs"].tolist() == [[1, 1]] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "value", "line"),
     [
