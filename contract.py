@@ -305,12 +305,15 @@ class RunLength:
         for key, value in (("epochs", run.epochs), ("eval_interval", run.eval_interval)):
             if value is not None:
                 raise ConfigError(
-                    f"{key}={value}: this data has no epochs; use max_steps and eval_every_steps"
+                    f"{key}={value}: this data has no epochs; use null, and max_steps and"
+                    " eval_every_steps"
                 )
         if run.max_steps is None:
             raise ConfigError(
                 "max_steps=null: this data has no epochs; say how many steps to train"
             )
+        if not run.global_batch_size:
+            raise ConfigError("global_batch_size=null: say how many examples a step has")
         return cls(run.max_steps, run.global_batch_size, None, run.eval_every_steps)
 
     def evaluates_after(self, done: int) -> bool:

@@ -24,6 +24,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("features", STEPS | {"low": 1.0}, "data.low=1: must be less than data.high=1"),
     ("features", STEPS | {"data_path": "x"}, DRAWN),
     ("features", {}, "max_steps=null"),
+    ("features", STEPS | NO_BATCH, "global_batch_size=null: say how many examples"),
     ("induction", INDUCTION | {"prefix_window": 7}, "data.prefix_window=7: must be at most 6"),
     ("induction", INDUCTION | {"data_path": "x"}, DRAWN),
     ("digits", EPOCHS | {"data_path": "x"}, "data_path=x: .* reads no folder"),
