@@ -130,11 +130,13 @@ class Checkpointer:
     def wait_until_saved(self, progress: Mapping[str, Any]) -> None:
         """Waits until the last checkpoint is on the disk; a run must not end without it."""
         step = progress["step"]
+        problem = self._writer.wait()
         for _ in range(FAILED_SAVES):
-            if not (problem := self._writer.wait()):
-                return
-            self._save(progress, self._best_step == step)
-        self._give_up(f"step {step} could not be saved ({problem}); {REMEDY}")
+            if problem:
+                self._save(progress, self._best_step == step)
+                problem = self._writer.wait()
+        if problem:
+            self._give_up(f"step {step} could not be saved ({problem}); {REMEDY}")
 
     def __enter__(self) -> Checkpointer:
         return self

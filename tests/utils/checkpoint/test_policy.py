@@ -11,6 +11,7 @@ from utils.checkpoint import writer
 from utils.checkpoint.policy import Checkpointer, Metric
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.resume import Start
+from utils.errors import RunError
 from utils.ranks.distributed import Dist
 
 
@@ -34,6 +35,33 @@ def test_a_best_that_could_not_be_saved_does_not_count(
             checkpointer._writer.wait()
     assert full_disk.called
     assert (tmp_path / "checkpoints" / "best").read_text() == "step_3\n"
+
+
+@pytest.mark.parametrize("failing", [3, 4])
+def test_the_last_step_is_saved_again_until_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    saved = Registry(Origin({}, {"the dataset": "x"}, {}), as_it_is())
+    saved.add("model", lambda: {"weight": torch.zeros(1)}, print)
+    run = MagicMock(directory=tmp_path, dist=Dist())
+    config = MagicMock(keep=None, checkpoint_interval=None, objective_metric=None)
+    write, tries = writer.write, iter(range(9))
+
+    def sometimes(*arguments: object, **keys: object) -> object:
+        if next(tries) < failing:
+            raise OSError("full")
+        return write(*arguments, **keys)
+
+    monkeypatch.setattr(writer, "write", sometimes)
+    progress = {"step": 1, "results": {}}
+    with Checkpointer(config, run, saved, Metric("accuracy"), Start()) as checkpointer:
+        checkpointer.save_if(progress, wanted=True, stopping=False, evaluated=False)
+        if failing == 4:  # the first one, and three more
+            with pytest.raises(RunError, match="step 1 could not be saved"):
+                checkpointer.wait_until_saved(progress)
+        else:
+            checkpointer.wait_until_saved(progress)
+            assert (tmp_path / "checkpoints" / "latest").read_text() == "step_1\n"
 
 
 @pytest.mark.parametrize(
