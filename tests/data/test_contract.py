@@ -29,7 +29,7 @@ SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
     "tokens": ("tokens", STEPS | {"data_path": "tokens", "seq_len": 8}),
     "documents": ("tokens", STEPS | {"data_path": "tokens", "seq_len": 8} | DOCUMENTS),
     "features": ("features", STEPS | {"held_out": 50}),
-    "passages": ("passages", EPOCHS | READERS | {"passage": 6, "gap": 1, "text": 4} | SHORT),
+    "passages": ("passages", EPOCHS | READERS | {"passage_len": 6, "gap": 1, "text": 4} | SHORT),
     "facts": ("facts", STEPS | READERS | {"facts": 1, "asked": 1, "held_out": 50}),
     "fact_text": ("fact_text", STEPS | {"seq_len": 32, "facts": 3, "asked": 2, "held_out": 50}),
     "induction": ("induction", STEPS | {"held_out": 50, "seq_len": 9}),
