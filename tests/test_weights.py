@@ -32,7 +32,7 @@ def test_each_is_whole_small_and_says_where_it_is_from(name: str) -> None:
     assert meta["results"]
     assert meta["data"]
     assert f"[`{name}`]({name})" in (WEIGHTS / "README.md").read_text()
-    assert name in {claim.weights for claim in CLAIMS}
+    assert name in {claim.weights for claim in CLAIMS} | {"tms_target"}  # which tms_5_2 decomposes
 
 
 def test_all_are_small() -> None:
@@ -48,3 +48,8 @@ def test_they_answer_a_board_without_the_data(name: str, tmp_path: Path) -> None
     (file,) = run.directory.glob("evaluations/*/puzzle/answers.csv")
     with file.open() as rows:
         assert [row["verdict"] for row in csv.DictReader(rows)] == ["correct"]
+
+
+def test_they_are_a_decomposition_of_a_net_beside_them(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", "eval_only=true", "checkpoint=weights/tms_5_2")
+    assert "known answer: found" in run.stdout
