@@ -1,7 +1,8 @@
 """All that your code implements for a run, and all that it receives from one.
 
 A line of research has a `Source` of data, a net, which is any `nn.Module`, and an `Objective`, the
-net with its loss. A yaml file names each by `_target_`, beside its keys, and the run calls
+net with its loss. conf/data/YOURS.yaml and conf/arch/YOURS.yaml name them by `_target_`, beside
+their keys, a recipe conf/experiment/YOURS.yaml chooses both, and the run calls
 
     YourSource(run, **keys of data)          run: the `RunSettings`
     YourNet(spec, **keys of arch)            spec: the source's `Spec`
@@ -107,7 +108,8 @@ class Source(Protocol):
         raise NotImplementedError(f"{full_name(self)}: define length, as RunLength.in_steps(run)")
 
     def train_batch(self, step: int, shard: int) -> Arrays:
-        """Returns the rows of one shard of one step; steps count from 0.
+        """Returns the rows of one shard of one step, `run.global_batch_size // run.shards` of them;
+        steps count from 0.
 
         A function of the seed, the step and the shard alone. Called on the rank that owns the
         shard, in a worker process if the run has any.
@@ -156,8 +158,9 @@ class Objective(nn.Module):
     """Wraps a net as `self.model` and says what to minimise: define `forward` and `predict`."""
 
     model: Any
-    headline = "accuracy"  # the metric a run is judged by, unless objective_metric is given
-    costs: frozenset[str] = frozenset()  # metrics where lower is better, the headline's too
+    # the metric of `predict` that a run is judged by, unless objective_metric is given
+    headline = "accuracy"
+    costs: frozenset[str] = frozenset()  # metrics where lower is better: name a loss here
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
