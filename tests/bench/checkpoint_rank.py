@@ -106,7 +106,8 @@ def save(folder: Path, width: int, dist: Dist) -> dict[str, float]:
     for step in range(1, SAVES + 1):
 
         def saved(step: int = step) -> None:
-            writer.save(step, *state.registry.snapshot({}))
+            progress = dict.fromkeys(resume.PROGRESS) | {"step": step, "lr": 0.0, "results": {}}
+            writer.save(step, *state.registry.snapshot(progress))
             rows[-1]["stall"] = writer.take_stall_s()
             assert writer.wait() == ""
 
