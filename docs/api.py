@@ -31,6 +31,8 @@ def members(node: ast.ClassDef) -> str:
             found.setdefault(item.name, item)
         elif isinstance(item, ast.AnnAssign):
             found.setdefault(ast.unparse(item.target), item)
+        elif isinstance(item, ast.Assign):
+            found.setdefault(ast.unparse(item.targets[0]), item)
     return ", ".join(link(name, item) for name, item in found.items() if name[0] != "_")
 
 
