@@ -86,6 +86,10 @@ def test_what_cannot_be_read_is_one_line(readers: str, tmp_path: Path) -> None:
         ):
             make([str(tmp_path)])
     with pytest.raises(ConfigError, match=r"^data.least=5: must not exceed data.facts=4"):
-        make_source("fact_text", seq_len=40, facts=4, asked=4, least=5, max_steps=1)
+        make_source(
+            "fact_text", seq_len=40, facts=4, asked=4, least=5, global_batch_size=8, max_steps=1
+        )
     with pytest.raises(ConfigError, match=r"^data.seq_len=10: lists with their questions take"):
-        make_source("fact_text", seq_len=10, facts=4, asked=4, least=2, max_steps=1)
+        make_source(
+            "fact_text", seq_len=10, facts=4, asked=4, least=2, global_batch_size=8, max_steps=1
+        )
