@@ -57,15 +57,18 @@ def try_predictions(
     }
     if not metrics and not asked:  # sets that are only shown
         metric = ""
-    where = "objective_metric" if asked else f"{type(objective).__name__}.headline"
-    choices = {where: metrics, "eval_save_outputs": tensors}
-    for key, wanted in (
-        (where, [metric] if metric else []),
-        ("eval_save_outputs", outputs),
+    where = "objective_metric"
+    if not asked:  # a headline is a name without `eval/`
+        where = f"{type(objective).__name__}.headline"
+        metric = metric.removeprefix("eval/")
+        metrics = {name.removeprefix("eval/") for name in metrics}
+    for key, wanted, known in (
+        (where, [metric] if metric else [], metrics),
+        ("eval_save_outputs", outputs, tensors),
     ):
-        if unknown := [name for name in wanted if name not in choices[key]]:
+        if unknown := [name for name in wanted if name not in known]:
             raise ConfigError(
-                f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(choices[key]))}"
+                f"{key}={unknown[0]}: not known here; choose from {', '.join(sorted(known))}"
             )
 
 

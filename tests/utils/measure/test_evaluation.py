@@ -163,3 +163,16 @@ def test_a_set_that_lacks_what_predict_reads_is_one_line() -> None:
     line = "^the evaluation set val has no labels, only inputs; `predict` reads labels, so add it"
     with pytest.raises(ConfigError, match=line):
         try_predictions("eval/loss", [], source, objective, torch.device("cpu"), True)
+
+
+def test_a_wrong_headline_is_named_beside_those_that_are_accepted() -> None:
+    objective: Any = MagicMock(headline="acuracy", costs=())
+    objective.predict = lambda batch: Prediction({"accuracy": (0, 0), "mse": (0, 0)})
+    objective.evaluators = lambda row: []
+    sets = {"val": Examples({"labels": np.zeros(3)})}
+    source = SimpleNamespace(eval_sets=lambda: sets, evaluators=lambda name: [])
+    line = r"\.headline=acuracy: not known here; choose from accuracy, mse$"
+    with pytest.raises(ConfigError, match=line):
+        try_predictions(None, [], source, objective, torch.device("cpu"), False)
+    objective.headline = "mse"
+    try_predictions(None, [], source, objective, torch.device("cpu"), False)
