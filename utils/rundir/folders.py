@@ -118,8 +118,11 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def _holds(directory: Path) -> str:
-    """Returns the name of a file in a folder, or an empty text."""
-    return next((entry.name for entry in _entries(directory) if entry.name[0] != "."), "")
+    """Returns the name of what a folder holds, or an empty text. Empty folders for checkpoints or
+    evaluations do not count.
+    """
+    found = (entry for entry in _entries(directory) if entry.name[0] != ".")
+    return next((each.name for each in found if each.name not in WRITTEN or each.is_file()), "")
 
 
 def refuse_links(directory: Path) -> None:

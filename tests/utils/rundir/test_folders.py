@@ -44,6 +44,13 @@ def test_a_folder_of_other_files_is_no_runs(tmp_path: Path) -> None:
         assert [(path.name, path.read_text()) for path in folder.iterdir()] == [(name, "mine")]
 
 
+def test_an_empty_folder_of_checkpoints_is_no_file(tmp_path: Path) -> None:
+    """As somebody makes it beforehand, to put it on another disk."""
+    (tmp_path / "checkpoints").mkdir()
+    with RunDirectory(tmp_path, Dist()):
+        pass
+
+
 def test_a_hard_link_to_a_log_is_left_alone(tmp_path: Path) -> None:
     """As snapshots of a folder have them."""
     for resumed in (None, 0):
