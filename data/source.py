@@ -83,8 +83,8 @@ def check_batch(where: str, batch: Any, rows: int | None = None) -> Arrays:
 def settings_of(config: Mapping[str, Any]) -> RunSettings:
     """Picks them from a run's configuration; keys that are missing or null get the default."""
     given = {each.name: config.get(each.name) for each in fields(RunSettings)}
-    if given["eval_only"] and given["epochs"] is given["max_steps"] is None:
-        given["max_steps"] = 1  # nothing is trained, so any length will do
+    if given["eval_only"]:  # nothing is trained, so any length will do
+        given |= {"epochs": None, "eval_interval": None, "max_steps": 1}
     return RunSettings(**{name: value for name, value in given.items() if value is not None})
 
 

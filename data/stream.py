@@ -199,7 +199,7 @@ class Cursors:
             for shard, cursor in cursors.items()
         }
 
-    def like(self, saved: Mapping[str, Tensor], step: int) -> Batch:
+    def expected(self, saved: Mapping[str, Tensor], step: int) -> Batch:
         number = torch.empty((), dtype=torch.int64, device="meta")
         return dict.fromkeys(self._source.cursor, number) if step else {}
 

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from contract import Batch, Context, Objective, RunSettings, Spec
+from data.source import settings_of
 from models import objective
 from utils.command import keys
 from utils.command.instantiate import check, make
@@ -25,7 +26,7 @@ def make_source(choice: str, **changes: Any) -> Any:
     """Makes the source of data=`choice`. Changes are keys of the run, such as `seed`, or of `data`;
     those within a mapping may be given alone.
     """
-    run = RunSettings(**{key: value for key, value in changes.items() if key in OF_THE_RUN})
+    run = settings_of(changes)
     own = {key: value for key, value in changes.items() if key not in OF_THE_RUN}
     return make(_checked("data", choice, own), "data", run)
 

@@ -100,9 +100,9 @@ class OwnPuzzles(Examples):
         return self.task.text(tokens) if self.task else characters(self.kind, tokens)
 
 
-def split_like(puzzle: str, rows: int) -> PuzzleSplit | None:
-    """Returns the user's first puzzle as a dataset of so many rows, if it is a Sudoku board or a
-    maze: weights answer it without the data that they were trained on.
+def split_like(puzzle: str) -> PuzzleSplit | None:
+    """Returns the user's first puzzle as a dataset, if it is a Sudoku board or a maze: weights
+    answer it without the data that they were trained on.
     """
     where, given = _read(puzzle)
     text = given[0][1] if given else ""
@@ -112,7 +112,6 @@ def split_like(puzzle: str, rows: int) -> PuzzleSplit | None:
     tokens = tokens_of(kind, [text])
     if not text or not tokens.min() or kind_of(tokens, tokens, vocab_size) != kind:
         return None
-    tokens = tokens.repeat(rows, 0)
     return plain_split(where, vocab_size, tokens, tokens, copies=1)
 
 

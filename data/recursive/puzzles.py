@@ -87,7 +87,7 @@ class PuzzleSource(Source):
         # open the data, and refuse keys that mean nothing for its kind
         like = None
         if keys.puzzle is not None and run.data_path and not os.path.exists(run.data_path):
-            like = split_like(keys.puzzle, run.global_batch_size)
+            like = split_like(keys.puzzle)
         train, test = (
             ([Member(like, "all")], [])
             if like

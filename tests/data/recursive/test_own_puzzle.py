@@ -148,8 +148,8 @@ def test_a_puzzle_needs_no_dataset(puzzle: str, kind: str, cells: int) -> None:
         source(puzzle="[[1, 2]]", data_path="gone", eval_only=True)
 
 
-def test_a_source_evaluates_nothing_else() -> None:
-    embedded = {"size": 4, "train": 40, "test": 10, "blanks": 7}
+def test_a_source_evaluates_nothing_else_and_needs_no_length() -> None:
+    embedded = {"size": 4, "train": 1, "test": 10, "blanks": 7}
     made = source(puzzle=LINE, embedded=embedded, eval_only=True)
     assert list(made.eval_sets()) == ["puzzle"]
     assert [type(one) for one in made.evaluators("puzzle")] == [Answers, Boards]
