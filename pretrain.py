@@ -98,18 +98,19 @@ def pretrain(cfg: Config) -> float | None:
         start = resume.find(cfg, dist, run.say, again)
         cfg, needed_runs = with_needed_runs(cfg, start.meta, dist, pretrain)
         hardware.tune(cfg.exact, cfg.float64)
-        cfg = resume.with_arithmetic(cfg, start, dist, forward_dtype(cfg, dist.device))
+        then = start.meta.get("config", {})
+        cfg = config.with_arithmetic(cfg, then, dist, forward_dtype(cfg, dist.device))
 
         # a run that restores no checkpoint begins with its net's initial weights
         is_new = start.folder is None and not cfg.eval_only
         source, fingerprints = open_source(cfg, dist, is_new)
         trainer = Trainer(cfg, dist, run, source, is_new)
-        saved = trainer.register_parts(fingerprints, needed_runs)
+        registry = trainer.register_parts(fingerprints, needed_runs)
         start = resume.restore(
-            start, saved, cfg, dist, run.say, trainer.total_steps, trainer.lr_after
+            start, registry, cfg, dist, run.say, trainer.total_steps, trainer.lr_after
         )
         trainer.try_all(is_new)
-        return trainer.train_or_evaluate(start, saved)
+        return trainer.train_or_evaluate(start, registry)
 
 
 def open_source(cfg: Config, dist: Dist, is_new: bool) -> tuple[Source, dict[str, str]]:
@@ -212,17 +213,17 @@ class Trainer:
             compile=cfg.compile is True,
             device=device.type,
         )
-        saved = Registry(origin, sync, owned)
+        registry = Registry(origin, sync, owned)
         weights, load_weights = partial(saved_tensors, objective), partial(load_tensors, objective)
-        saved.add("model", weights, load_weights, any_precision=cfg.eval_only)
+        registry.add("model", weights, load_weights, any_precision=cfg.eval_only)
         if ema is not None:
-            saved.add("ema", ema.state, ema.load, otherwise="use ema=false")
+            registry.add("ema", ema.state, ema.load, otherwise="use ema=false")
         dense = self.optimizers[len(self.sparse) :]
         if not cfg.eval_only or (swapping(dense) and ema is None):
             optimizers = OptimizerState(dense, sync.parameters)
-            saved.add("optimizer", optimizers.state, optimizers.load, optimizers.like)
+            registry.add("optimizer", optimizers.state, optimizers.load, optimizers.expected)
         if cfg.eval_only:
-            return saved
+            return registry
 
         # state that belongs to shards, so that a resume may have another number of ranks
         def initial_carry(shards: Sequence[int]) -> Carry:
@@ -239,7 +240,7 @@ class Trainer:
             tensors = carries.flatten(initial_carry(owned[:1]))
             return {name: tensor.to("meta") for name, tensor in tensors.items()}
 
-        saved.add_by_shard(
+        registry.add_by_shard(
             "carry",
             lambda: carries.cut(self.carries, self.shard_groups),
             load_carries,
@@ -248,11 +249,11 @@ class Trainer:
         )
         meter = self.meter
         sums_of_owned, load_sums = partial(meter.state, owned), partial(meter.load, device=device)
-        saved.add_by_shard("meter", sums_of_owned, load_sums, meter.like, any_precision=True)
+        registry.add_by_shard("meter", sums_of_owned, load_sums, meter.expected, any_precision=True)
         if hasattr(self.source, "cursor"):
             cursors = Cursors(self.source, lambda: self.step, owned)
-            saved.add_by_shard("cursor", cursors.state, cursors.load, cursors.like)
-        return saved
+            registry.add_by_shard("cursor", cursors.state, cursors.load, cursors.expected)
+        return registry
 
     def lr_after(self, step: int) -> float:
         """Returns the rate of the last optimizer after so many steps, by this run's schedule."""
@@ -282,7 +283,7 @@ class Trainer:
         asked, outputs = cfg.objective_metric, cfg.eval_save_outputs
         try_predictions(asked, outputs, source, objective, device, not is_tried)
 
-    def train_or_evaluate(self, start: resume.Start, saved: Registry) -> float | None:
+    def train_or_evaluate(self, start: resume.Start, registry: Registry) -> float | None:
         """Does what is left of the run, which may be nothing. Returns the metric that judges it."""
         cfg, run = self.cfg, self.run
         self.step, self.evaluation_due = start.step, start.meta.get("evaluation_due", False)
@@ -303,7 +304,7 @@ class Trainer:
             if stop := self.evaluate():
                 run.stop(stop, self.step, "an evaluation saves nothing")
         else:
-            self.checkpointer = Checkpointer(cfg, run, saved, metric, start)
+            self.checkpointer = Checkpointer(cfg, run, registry, metric, start)
             # an error is reported before the checkpointer waits for what is being written
             with self.checkpointer, cli.reporting():
                 self.train()
@@ -333,13 +334,14 @@ class Trainer:
             "dtype": str(objective.dtype).removeprefix("torch."),
             "data": data,
             "fingerprint": self.source.spec.fingerprint,
-            "total_steps": self.total_steps,
+            "total_steps": self.step if cfg.eval_only else self.total_steps,
             "examples_per_step": self.source.length.examples_per_update,
             "tokens_per_example": self.source.spec.seq_len,
         }
         run.begin(text, loggers, saved_step, self.evaluation_due, facts, cfg.report)
         length = "evaluated" if cfg.eval_only else f"{self.total_steps:,} steps"
-        run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}")
+        best = f"; best: {metric.best}" if self.source.eval_sets() and not cfg.eval_only else ""
+        run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}{best}")
         run.say(hardware.describe(self.dist, objective.dtype))
         for remark in (hardware.known_fault(self.dist.device), self.source.remark):
             if remark:

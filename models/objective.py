@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from contract import Batch, Carry, Context, Objective, Spec
 from models.frozen import Frozen
 from models.sparse_embedding import SparseEmbedding
-from utils.checkpoint.resume import initial_weights
+from utils.checkpoint import reader
+from utils.checkpoint.registry import check_alike
 from utils.command.instantiate import make
+from utils.errors import said_of
 from utils.measure.hardware import count_flops
 from utils.noise import Noise, give_noise, seeded
 from utils.ranks.distributed import Dist
@@ -84,10 +86,28 @@ def _without_frozen(objective: Objective, named: Mapping[str, T]) -> dict[str, T
 
 
 def start_from(objective: Objective, path: str, say: Callable[[str], None]) -> None:
-    """Loads the weights with which a run begins, from a run or from what others published."""
-    published = getattr(objective, "published", None)
-    read, live = published(path) if published else None, saved_tensors(objective)
-    load_tensors(objective, initial_weights(path, read, live, tables_of(objective), say))
+    """Loads the weights with which a run begins, from a run, a file, or what others published.
+
+    If a puzzle table has another number of rows here, every row begins as the mean row.
+    """
+    published, live = getattr(objective, "published", None), saved_tensors(objective)
+    read = published(path) if published else None
+    if read is None:
+        with said_of("init_from"):
+            read = reader.load(path, ["model"])[0].get("model", {})
+    weights = dict(read)
+    for name in (f"{table}.weights" for table in tables_of(objective)):
+        there, here = weights.get(name), live[name]
+        if there is None or there.shape[1:] != here.shape[1:] or len(there) in (0, len(here)):
+            continue
+        mean = there.double().mean(0, keepdim=True).to(there.dtype)
+        weights[name] = mean.expand(len(here), -1)
+        say(
+            f"init_from={path}: {name} has {len(there):,} rows there and {len(here):,} here; every"
+            " row begins as their mean"
+        )
+    check_alike(live, weights, f"init_from={path}", any_precision=True)
+    load_tensors(objective, weights)
 
 
 def to_devices(objective: Objective, dist: Dist) -> None:

@@ -54,7 +54,7 @@ class OptimizerState:
             tensors[f"{number}/{VALUES}"] = torch.from_numpy(values)
         return tensors
 
-    def like(self, saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
+    def expected(self, saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """Returns what a checkpoint must hold: whatever these optimizers have saved."""
         numbers = {str(number) for number, _ in enumerate(self._optimizers)}
         missing = torch.empty(0, dtype=torch.uint8, device="meta")

@@ -177,7 +177,7 @@ def test_nothing_is_unpickled() -> None:
         if found := re.findall(r"torch\.load\(.*", path.read_text()):
             calls[path.name] = found
     ((file, (call,)),) = calls.items()
-    assert file == "published.py"
+    assert file == "foreign.py"
     assert "weights_only=True" in call
 
 

@@ -61,6 +61,8 @@ def test_a_finished_run_says_so(undisturbed: Result) -> None:
     (undisturbed.directory / "status.json").write_text('{"state": "running"}')
     again = train(undisturbed.directory, *INTERRUPTED)
     assert "is finished, 23 steps" in again.stdout
+    log = (undisturbed.directory / "log.txt").read_text()
+    assert " parameters, 23 steps on generated Sudoku; best: highest eval/exact_accuracy\n" in log
     assert status(undisturbed.directory)["state"] == "finished", (
         "a crash between the last checkpoint and the last word is made up for"
     )

@@ -55,7 +55,7 @@ class State:
         memory = OptimizerState([self.optimizer], self.weights)
         self.registry.add("model", lambda: dict(self.weights), self._load)
         self.registry.add("ema", self.ema.state, self.ema.load)
-        self.registry.add("optimizer", memory.state, memory.load, memory.like)
+        self.registry.add("optimizer", memory.state, memory.load, memory.expected)
         self.memory = memory
 
     def step(self) -> None:

@@ -72,7 +72,7 @@ def test_a_restored_optimizer_goes_on_to_the_bit(kind: str, half: int) -> None:
     torch.manual_seed(0 if half == 0 else 1)  # nothing of a generator is in a checkpoint
     resumed = Training(kind)
     state = {name: tensor for name, tensor in saved.items() if name not in resumed.parameters}
-    assert resumed.state.like(state, half).keys() == state.keys()
+    assert resumed.state.expected(state, half).keys() == state.keys()
     resumed.state.load(state)
     with torch.no_grad():
         for name, parameter in resumed.parameters.items():

@@ -13,6 +13,8 @@ from utils.files import read_text
 
 # as the writer names it, without leading zeros: step_004 is not ours
 STEP = re.compile(r"step_(0|[1-9][0-9]*)")
+# `latest` is the name by which tools and people find the newest checkpoint. A run itself goes on
+# from the highest step that is whole, so that a pointer that is lost or behind costs it nothing.
 POINTERS = ("latest", "best")
 # what a crash may leave: a folder or pointer in the making, a folder half deleted, and one that
 # was to be replaced by a newer one of the same step
@@ -75,8 +77,8 @@ def tidy(directory: Path, say: Callable[[str], None]) -> None:
 
 
 def retire(directory: Path, step: int, keep: int | None, say: Callable[[str], None]) -> None:
-    """Deletes all checkpoints except the newest and the best. Those of later steps belong to an
-    attempt that the run has gone back from.
+    """Deletes all checkpoints except the best and, up to `step`, the newest `keep` ones. Later ones
+    belong to an attempt that the run has gone back from.
     """
     if keep is None:
         return

@@ -20,8 +20,9 @@ from utils.errors import RunError
 from utils.ranks import signals
 from utils.rundir.directory import RunDirectory
 
-# bytes of the largest checkpoints that are hashed for the report; the second with exact=true
-DIGEST_BYTES, EXACT_BYTES = 64 << 20, 1 << 30
+# bytes of the largest checkpoint that is hashed for the report
+DIGEST_BYTES = 64 << 20
+EXACT_BYTES = 1 << 30  # with exact=true, where digests are compared
 FAILED_SAVES = 3  # in a row, after which the run stops
 REMEDY = "make room there"
 
@@ -44,6 +45,11 @@ class Metric:
     def __str__(self) -> str:
         return f"-{self.name}" if self.lower_is_better else self.name
 
+    @property
+    def best(self) -> str:
+        """What the user is told of the best checkpoint."""
+        return f"{'lowest' if self.lower_is_better else 'highest'} {self.name}"
+
     def improves(self, results: Mapping[str, float], best: float | None) -> bool:
         """Returns whether a result is better than the best so far; NaN or none is not."""
         value = results.get(self.name, math.nan)
@@ -62,11 +68,11 @@ class Checkpointer:
         self,
         config: Config,
         run: RunDirectory,
-        saved: Registry,
+        registry: Registry,
         metric: Metric,
         start: Start,
     ) -> None:
-        self._config, self._run, self._saved, self._metric = config, run, saved, metric
+        self._config, self._run, self._registry, self._metric = config, run, registry, metric
         folder = run.directory / "checkpoints"
         self._writer = Writer(folder, run.dist, run.say, config.keep, self._record)
         self._saved_step, self._saved_at = start.step if start.continues else -1, time.monotonic()
@@ -75,11 +81,6 @@ class Checkpointer:
         self._best_before: float | None = None
         self._best_step, self._saved_best = -1, False  # whether the last save is of the best
         self.take_stall_s = self._writer.take_stall_s
-        if config.objective_metric:  # a minus in front means that lower is better
-            run.say(
-                "the best checkpoint is the one with the"
-                f" {'lowest' if metric.lower_is_better else 'highest'} {metric.name}"
-            )
 
     def requests(self) -> list[float]:
         """Returns this rank's requests to all others, each 0 or 1: to stop, by signal; to save; and
@@ -178,7 +179,7 @@ class Checkpointer:
         if not better:
             self._forget_lost_best()
         best = {"best": self._best, "best_of": self._best_of}
-        groups, meta = self._saved.snapshot(
+        groups, meta = self._registry.snapshot(
             {**progress, **best, "resumed_from": self._resumed_from}
         )
         self._writer.save(progress["step"], groups, meta, better)

@@ -84,12 +84,12 @@ class Split(Protocol):
 class _Group:
     state: Callable[[], Any]
     load: Callable[[Any], object]
-    like: Callable[[Tensors, int], Tensors]
+    expected: Callable[[Tensors, int], Tensors]
     any_precision: bool
     otherwise: str = OTHERWISE
 
     def check(self, tensors: Tensors, step: int, what: str) -> None:
-        check_alike(self.like(tensors, step), tensors, what, self.any_precision)
+        check_alike(self.expected(tensors, step), tensors, what, self.any_precision)
 
 
 class Registry:
@@ -107,7 +107,7 @@ class Registry:
         name: str,
         state: Callable[[], Tensors],
         load: Callable[[Tensors], object],
-        like: Callable[[Tensors, int], Tensors] | None = None,
+        expected: Callable[[Tensors, int], Tensors] | None = None,
         any_precision: bool = False,
         otherwise: str = OTHERWISE,
     ) -> None:
@@ -117,12 +117,12 @@ class Registry:
             name: the group's name in checkpoints.
             state: returns its live tensors, of the same names on all ranks.
             load: restores them; gets this rank's share of a saved `state`, one by one.
-            like: called with a checkpoint's tensors and step; returns the names, shapes and types
-                that they must have. Default: those of `state` now.
+            expected: called with a checkpoint's tensors and step; returns the names, shapes and
+                types that they must have. Default: those of `state` now.
             any_precision: whether floats of other types are accepted.
             otherwise: what the error tells the user to do if a checkpoint lacks this group.
         """
-        own = like or (lambda saved, step: state())
+        own = expected or (lambda saved, step: state())
         self._shared[name] = _Group(
             state, load, lambda saved, step: self._whole(own(saved, step)), any_precision, otherwise
         )
@@ -132,14 +132,15 @@ class Registry:
         name: str,
         state: Callable[[], Mapping[int, Tensors]],
         load: Callable[[Mapping[int, Tensors]], object],
-        like: Callable[[Tensors, int], Tensors],
+        expected: Callable[[Tensors, int], Tensors],
         any_precision: bool = False,
     ) -> None:
         """Registers state that belongs to shards; each rank has that of its own shards.
 
-        `state` returns it by shard, `load` gets it by shard, and `like` is called for each shard.
+        `state` returns it by shard, `load` gets it by shard, and `expected` is called for each
+        shard.
         """
-        self._by_shard[name] = _Group(state, load, like, any_precision)
+        self._by_shard[name] = _Group(state, load, expected, any_precision)
 
     @property
     def names(self) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from utils.checkpoint.registry import (
     Origin,
     Registry,
     Tensors,
-    check_alike,
     described,
     from_description,
     from_rank_0,
@@ -53,10 +52,15 @@ AFRESH = "add resume=false to move all that aside and begin again"
 
 @dataclass(frozen=True)
 class Start:
-    """The state of this run that is found on the disk."""
+    """Where a run begins:
 
-    # the checkpoint to go on from (of an evaluation: to evaluate, which may be a file); None: the
-    # beginning
+    - afresh: neither `folder` nor `continues`;
+    - afresh, in the directory of an earlier attempt that ended before a checkpoint: `continues`;
+    - where it ended: `folder` is its newest checkpoint, and `continues`;
+    - at a checkpoint of another place, which `resume` or, for an evaluation, `checkpoint` names:
+      `folder`, and not `continues`. That of an evaluation may be a file of weights.
+    """
+
     folder: Path | None = None
     continues: bool = False  # the run directory is this run's own; else it is moved aside
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -68,39 +72,6 @@ class Start:
     def is_finished(self, total_steps: int) -> bool:
         """Returns whether nothing is left to do, not even an evaluation."""
         return self.continues and self.step == total_steps and not self.meta["evaluation_due"]
-
-
-@said_of("init_from")
-def initial_weights(
-    path: str,
-    published: Tensors | None,
-    live: Tensors,
-    tables: Iterable[str],
-    say: Callable[[str], None],
-) -> Tensors:
-    """Returns the weights with which a run begins: those `published` at the path, else those of the
-    file or checkpoint there. They must be like the net's `live` ones.
-
-    If a puzzle table has another number of rows here, every row begins as the mean row.
-    """
-    read = reader.load(path, ["model"])[0].get("model", {}) if published is None else published
-    weights = dict(read)
-    for name in (f"{table}.weights" for table in tables):
-        saved = weights.get(name)
-        if (
-            saved is not None
-            and saved.ndim == 2
-            and len(saved) not in (0, len(live[name]))
-            and saved.shape[1:] == live[name].shape[1:]
-        ):
-            mean = saved.double().mean(0, keepdim=True).to(saved.dtype)
-            weights[name] = mean.expand(len(live[name]), -1)
-            say(
-                f"init_from={path}: {name} has {len(saved):,} rows there and {len(live[name]):,}"
-                " here; every row begins as their mean"
-            )
-    check_alike(live, weights, f"init_from={path}", any_precision=True)
-    return weights
 
 
 def find(
@@ -121,84 +92,6 @@ def find(
     return _broadcast_start(dist, look)
 
 
-def with_arithmetic(config: Config, start: Start, dist: Dist, best: str) -> Config:
-    """Returns the configuration with `arch.forward_dtype=auto` as what the run has computed in, or
-    as the type that suits rank 0's machine `best`, and `compile=auto` as what suits the device.
-
-    Written down, they stay the same on every rank, and the type also on every machine.
-    """
-    values: dict[str, Any] = {}
-    if config.compile == "auto":
-        values["compile"] = dist.device.type == "cuda"
-    if config.arch.get("forward_dtype") == "auto":
-        then = start.meta.get("config", {}).get("arch", {}).get("forward_dtype", "auto")
-        values["arch.forward_dtype"] = dist.broadcast_text(best) if then == "auto" else then
-    return config.with_values(values)
-
-
-def restore(
-    start: Start,
-    saved: Registry,
-    config: Config,
-    dist: Dist,
-    say: Callable[[str], None],
-    total_steps: int,
-    lr_after: Callable[[int], float],
-) -> Start:
-    """Restores the tensors of the checkpoint that the run starts from, the same one on all ranks.
-
-    If it is damaged or does not fit, says so and tries the one before it. `lr_after` so many steps
-    is this run's rate.
-    """
-    while start.folder is not None:
-        with dist.agreed():
-            check_fits(start, config, saved.origin, total_steps)
-        with dist.waiting(forever=True):
-            problem = _load(start.folder, start.step, saved, dist)
-        if not problem:
-            if not config.eval_only:
-                for line in saved.origin.differences(start.meta, lr_after(start.step)):
-                    say(visible(line))
-            break
-        start = _broadcast_start(dist, partial(_instead, start, visible(problem), config, say))
-    return start
-
-
-def check_fits(start: Start, config: Config, origin: Origin, total_steps: int) -> None:
-    """Refuses other data, other frozen parts, and a length that ends before the checkpoint."""
-    for name, then in start.meta.get("frozen", {}).items():
-        now = origin.frozen.get(name, then)
-        if now["sha256"] != then["sha256"]:
-            raise ConfigError(
-                f"{name}={now['path']}: not what the run in {start.folder} was trained with (sha256"
-                f" {now['sha256'][:12]}, there {then['sha256'][:12]}); give the file that was"
-                f" {then['path']} then"
-            )
-    if not config.eval_only and (part := _other_part(start, config, origin.data)):
-        raise ConfigError(
-            f"data_path={short(config.data_path)}: not the data of the run in {start.folder}"
-            f" ({part} differs); give that, and let it depend on neither the time nor"
-            " PYTHONHASHSEED, or begin with init_from"
-        )
-    if not config.eval_only and total_steps < start.step:
-        key, value = "max_steps", config.max_steps
-        if value is None:
-            key, value = "epochs", config.epochs
-        raise ConfigError(
-            f"{key}={value}: that is {total_steps} steps, and the run has done {start.step};"
-            f" raise {key}"
-        )
-
-
-def _other_part(start: Start, config: Config, now: Mapping[str, str]) -> str:
-    """Names a part of the data that is not what it was; empty if there is none."""
-    then: Mapping[str, str] = start.meta["data"]
-    # keys of the data that may change choose what evaluations ask
-    same_keys = start.meta["config"].get("data") == config.plain().get("data")
-    changed = (part for part in {**then, **now} if then.get(part) != now.get(part))
-    return next((part for part in changed if same_keys or not part.startswith(EVALUATED)), "")
-
-
 def _broadcast_start(dist: Dist, decide: Callable[[], Start]) -> Start:
     """Sends rank 0's decision to every rank."""
     text = ""
@@ -208,51 +101,6 @@ def _broadcast_start(dist: Dist, decide: Callable[[], Start]) -> Start:
             text = json.dumps([str(start.folder or ""), start.continues, dict(start.meta)])
     folder, continues, meta = json.loads(dist.broadcast_text(text))
     return Start(Path(folder) if folder else None, continues, meta)
-
-
-def _load(folder: Path, step: int, saved: Registry, dist: Dist) -> str:
-    """Loads a checkpoint, which rank 0 reads. Returns an empty string, or why no rank can use it,
-    the same on all.
-    """
-    # rank 0 hashes the files, and tells the others what they hold
-    stored: dict[str, dict[str, Stored]] = {}
-    problem = ""
-    with dist.agreed():
-        if dist.is_main:
-            try:
-                stored = reader.open_checkpoint(folder, saved.names, hashed=True).groups
-            except ConfigError as error:
-                problem = error.what  # the caller has another checkpoint, or says what to do
-        texts = {group: described(_shapes(stored[group])) for group in stored}
-    if problem := dist.broadcast_text(problem):
-        return problem
-    texts = json.loads(dist.broadcast_text(json.dumps(texts)))
-    shapes = {group: from_description(text) for group, text in texts.items()}
-
-    # nothing of the run changes before all ranks know that the checkpoint fits
-    with dist.agreed():
-        try:
-            saved.check(shapes, step)
-        except ConfigError as error:
-            problem = error.what
-    if problem := _first(problem, dist):
-        return problem
-
-    split, names = saved.split, saved.names
-    try:
-        saved.load({name: from_rank_0(shapes[name], stored.get(name, {}), split) for name in names})
-    except format.Unreadable as error:
-        problem = f"{folder.name} is damaged ({error})"
-    return _first(problem, dist)
-
-
-def _shapes(stored: Mapping[str, Stored]) -> Tensors:
-    return {name: each.meta for name, each in stored.items()}
-
-
-def _first(problem: str, dist: Dist) -> str:
-    """The first problem that any rank has, the same on all."""
-    return next(filter(None, dist.all_gather_text(problem)), "")
 
 
 def _weights_to_evaluate(path: Path) -> Start:
@@ -315,30 +163,6 @@ def _at(config: Config, newest: Path | None) -> Start | None:
     return reader.reading(path, read)
 
 
-def _instead(start: Start, trouble: str, config: Config, say: Callable[[str], None]) -> Start:
-    """Returns the start to use in place of a whole checkpoint that does not fit."""
-    directory, name = Path(config.checkpoint_path), f"step_{start.step}"
-    unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
-    if config.eval_only:
-        latest = _weights_to_evaluate(Path(str(config.checkpoint)))
-        if latest.folder == start.folder:
-            raise ConfigError(trouble, key="checkpoint", value=start.folder)
-        return latest
-    if start.continues:
-        newest = reader.newest_whole(directory / "checkpoints", say, start.step)
-        if newest is None:
-            raise ConfigError(
-                f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble});"
-                f" {AFRESH}"
-            )
-        say(f"checkpoint {unfit}; going back to {newest.name}")
-        return _same_run(Start(newest, True, reader.read_meta(newest)), config, directory)
-    there = _at(config, None)
-    if there is None or there.folder == start.folder:
-        raise ConfigError(f"resume={config.resume}: {unfit}; give another step_* folder")
-    return there
-
-
 def _same(path: Path, other: Path) -> bool:
     try:
         return path.samefile(other)
@@ -383,3 +207,136 @@ def _differences(saved: Mapping[Any, Any], config: Config) -> dict[str, tuple[An
     }
     # what follows a root key is not said twice
     return {key: pair for key, pair in changed.items() if "." not in key} or changed
+
+
+def restore(
+    start: Start,
+    registry: Registry,
+    config: Config,
+    dist: Dist,
+    say: Callable[[str], None],
+    total_steps: int,
+    lr_after: Callable[[int], float],
+) -> Start:
+    """Restores the tensors of the checkpoint that the run starts from, the same one on all ranks.
+
+    If it is damaged or does not fit, says so and tries the one before it. `lr_after` so many steps
+    is this run's rate.
+    """
+    while start.folder is not None:
+        with dist.agreed():
+            check_fits(start, config, registry.origin, total_steps)
+        with dist.waiting(forever=True):
+            problem = _load(start.folder, start.step, registry, dist)
+        if not problem:
+            if not config.eval_only:
+                for line in registry.origin.differences(start.meta, lr_after(start.step)):
+                    say(visible(line))
+            break
+        start = _broadcast_start(dist, partial(_instead, start, visible(problem), config, say))
+    return start
+
+
+def check_fits(start: Start, config: Config, origin: Origin, total_steps: int) -> None:
+    """Refuses other data, other frozen parts, and a length that ends before the checkpoint."""
+    for name, then in start.meta.get("frozen", {}).items():
+        now = origin.frozen.get(name, then)
+        if now["sha256"] != then["sha256"]:
+            raise ConfigError(
+                f"{name}={now['path']}: not what the run in {start.folder} was trained with (sha256"
+                f" {now['sha256'][:12]}, there {then['sha256'][:12]}); give the file that was"
+                f" {then['path']} then"
+            )
+    if not config.eval_only and (part := _other_part(start, config, origin.data)):
+        raise ConfigError(
+            f"data_path={short(config.data_path)}: not the data of the run in {start.folder}"
+            f" ({part} differs); give that, and let it depend on neither the time nor"
+            " PYTHONHASHSEED, or begin with init_from"
+        )
+    if not config.eval_only and total_steps < start.step:
+        key, value = "max_steps", config.max_steps
+        if value is None:
+            key, value = "epochs", config.epochs
+        raise ConfigError(
+            f"{key}={value}: that is {total_steps} steps, and the run has done {start.step};"
+            f" raise {key}, with run_name={config.run_name}"
+        )
+
+
+def _other_part(start: Start, config: Config, now: Mapping[str, str]) -> str:
+    """Names a part of the data that is not what it was; empty if there is none."""
+    then: Mapping[str, str] = start.meta["data"]
+    # keys of the data that may change choose what evaluations ask
+    same_keys = start.meta["config"].get("data") == config.plain().get("data")
+    changed = (part for part in {**then, **now} if then.get(part) != now.get(part))
+    return next((part for part in changed if same_keys or not part.startswith(EVALUATED)), "")
+
+
+def _load(folder: Path, step: int, registry: Registry, dist: Dist) -> str:
+    """Loads a checkpoint, which rank 0 reads. Returns an empty string, or why no rank can use it,
+    the same on all.
+    """
+    # rank 0 hashes the files, and tells the others what they hold
+    stored: dict[str, dict[str, Stored]] = {}
+    problem = ""
+    with dist.agreed():
+        if dist.is_main:
+            try:
+                stored = reader.open_checkpoint(folder, registry.names, hashed=True).groups
+            except ConfigError as error:
+                problem = error.what  # the caller has another checkpoint, or says what to do
+        texts = {group: described(_shapes(stored[group])) for group in stored}
+    if problem := dist.broadcast_text(problem):
+        return problem
+    texts = json.loads(dist.broadcast_text(json.dumps(texts)))
+    shapes = {group: from_description(text) for group, text in texts.items()}
+
+    # nothing of the run changes before all ranks know that the checkpoint fits
+    with dist.agreed():
+        try:
+            registry.check(shapes, step)
+        except ConfigError as error:
+            problem = error.what
+    if problem := _first(problem, dist):
+        return problem
+
+    split = registry.split
+    try:
+        groups = {name: (shapes[name], stored.get(name, {})) for name in registry.names}
+        registry.load({name: from_rank_0(*group, split) for name, group in groups.items()})
+    except format.Unreadable as error:
+        problem = f"{folder.name} is damaged ({error})"
+    return _first(problem, dist)
+
+
+def _shapes(stored: Mapping[str, Stored]) -> Tensors:
+    return {name: each.meta for name, each in stored.items()}
+
+
+def _first(problem: str, dist: Dist) -> str:
+    """The first problem that any rank has, the same on all."""
+    return next(filter(None, dist.all_gather_text(problem)), "")
+
+
+def _instead(start: Start, trouble: str, config: Config, say: Callable[[str], None]) -> Start:
+    """Returns the start to use in place of a whole checkpoint that does not fit."""
+    directory, name = Path(config.checkpoint_path), f"step_{start.step}"
+    unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
+    if config.eval_only:
+        latest = _weights_to_evaluate(Path(str(config.checkpoint)))
+        if latest.folder == start.folder:
+            raise ConfigError(trouble, key="checkpoint", value=start.folder)
+        return latest
+    if start.continues:
+        newest = reader.newest_whole(directory / "checkpoints", say, start.step)
+        if newest is None:
+            raise ConfigError(
+                f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble});"
+                f" {AFRESH}"
+            )
+        say(f"checkpoint {unfit}; going back to {newest.name}")
+        return _same_run(Start(newest, True, reader.read_meta(newest)), config, directory)
+    there = _at(config, None)
+    if there is None or there.folder == start.folder:
+        raise ConfigError(f"resume={config.resume}: {unfit}; give another step_* folder")
+    return there

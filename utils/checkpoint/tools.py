@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.checkpoint import format, published, reader
+from utils.checkpoint import foreign, format, reader
 from utils.checkpoint.format import META, SUFFIX, Stored
 from utils.errors import ConfigError, brief, visible
 
@@ -119,9 +119,9 @@ def import_weights(source: Path, folder: Path, raw: bool = False) -> str:
     checkpoint; returns what was made in one line.
     """
     _refuse_existing(folder)
-    weights, averaged = published.read(source, raw)
+    weights, averaged = foreign.read(source, raw)
     values = _write_folder(folder, weights, {META: "{}\n"})
-    arch = published.arch_beside(source)
+    arch = foreign.arch_beside(source)
     evaluated, begun = (shlex.quote(f"{key}={folder}") for key in ("checkpoint", "init_from"))
     return (
         f"{folder}: {'averaged ' * averaged}weights, {len(weights)} tensors, {values:,} values; use"

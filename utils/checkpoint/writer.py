@@ -39,14 +39,14 @@ class Writer:
         dist: Dist,
         say: Callable[[str], None],
         keep: int | None = 2,
-        published: Callable[[Path], None] = lambda folder: None,
+        on_saved: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        """`published` is called with every complete checkpoint, on rank 0 and perhaps in its
+        """`on_saved` is called with every complete checkpoint, on rank 0 and perhaps in its
         thread.
         """
         self.failures = 0  # saves that failed in a row; rank 0 knows
         self._directory, self._dist, self._say = directory, dist, say
-        self._keep, self._published = keep, published
+        self._keep, self._on_saved = keep, on_saved
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._outcome, self._stall_s, self._said_that_it_waits = "", 0.0, False
@@ -63,14 +63,15 @@ class Writer:
         with self._dist.waiting(forever=True):
             self._join()
             started = time.perf_counter()
-            tensors = (tensor for group in groups.values() for tensor in group.values())
+            all_tensors = (tensor for group in groups.values() for tensor in group.values())
             if self._dist.is_main:
                 text = json.dumps({**meta, "step": step, "ranks": self._dist.world_size}, indent=1)
-                shapes = {group: tensors.shapes for group, tensors in groups.items()}
-                self._begin(shapes, tensors, partial(self._run, step, shapes, text + "\n", best))
+                shapes = {name: group.shapes for name, group in groups.items()}
+                write = partial(self._run, step, shapes, text + "\n", best)
+                self._begin(shapes, all_tensors, write)
             # All ranks go through all tensors, whatever has become of rank 0's disk, and go on when
             # rank 0 does.
-            for _ in tensors:
+            for _ in all_tensors:
                 pass
             self._dist.broadcast_text("")
             self._stall_s += time.perf_counter() - started
@@ -154,21 +155,21 @@ class Writer:
         meta: str,
         best: bool,
         tensors: Iterator[Tensor],
-        trouble: type[Exception],
+        tolerated: type[Exception],
     ) -> None:
-        """Writes and publishes a checkpoint. `trouble` on the way is said, and training goes on."""
+        """Writes and publishes a checkpoint. Reports a `tolerated` error, and training goes on."""
         folder, problem = self._directory / f".step_{step}.writing", ""
         try:
             _write(folder, shapes, meta, tensors)
             _publish(folder, self._directory / f"step_{step}", best)
-        except trouble as error:
+        except tolerated as error:
             problem = brief(error)
         with contextlib.suppress(Exception):  # no checkpoint depends on it
             if problem:
                 self._clean_up(folder, step, problem)
             else:
                 folders.retire(self._directory, step, self._keep, self._say)
-                self._published(self._directory / f"step_{step}")
+                self._on_saved(self._directory / f"step_{step}")
         self.failures = self.failures + 1 if problem else 0
         self._outcome = problem
 

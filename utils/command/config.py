@@ -43,6 +43,22 @@ def publish(config: Config, dist: Dist) -> Config:
     return Config.model_validate(OmegaConf.to_container(OmegaConf.create(text)))
 
 
+def with_arithmetic(config: Config, then: Plain, dist: Dist, best: str) -> Config:
+    """Returns the configuration with `arch.forward_dtype=auto` as in the run's configuration
+    `then`, or as the type that suits rank 0's machine `best`, and `compile=auto` as what suits the
+    device.
+
+    Written down, they stay the same on every rank, and the type also on every machine.
+    """
+    values: dict[str, Any] = {}
+    if config.compile == "auto":
+        values["compile"] = dist.device.type == "cuda"
+    if config.arch.get("forward_dtype") == "auto":
+        dtype = then.get("arch", {}).get("forward_dtype", "auto")
+        values["arch.forward_dtype"] = dist.broadcast_text(best) if dtype == "auto" else dtype
+    return config.with_values(values)
+
+
 def _plain(composed: DictConfig, resolve: bool) -> Plain:
     own = OmegaConf.masked_copy(composed, [key for key in map(str, composed) if key != "hydra"])
     plain: Any = OmegaConf.to_container(own, resolve=resolve)

@@ -90,7 +90,7 @@ class Meter:
             for shard in shards
         }
 
-    def like(self, saved: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
+    def expected(self, saved: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
         """Returns the shapes that a shard's saved sums must have. Names may differ: other code may
         have measured other metrics.
         """

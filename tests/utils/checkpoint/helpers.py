@@ -138,11 +138,9 @@ class Held(Registry):
             states = {
                 shard: {"0": shard_state(shard, value)[f"{name}/0"]} for shard in map(int, owned)
             }
-            like = {"0": shard_state(0, value)[f"{name}/0"]}
+            shapes = {"0": shard_state(0, value)[f"{name}/0"]}
             load = partial(self._take, name)
-            self.add_by_shard(
-                name, lambda states=states: states, load, lambda saved, step, like=like: like
-            )
+            self.add_by_shard(name, partial(dict, states), load, lambda *_, own=shapes: own)
 
     def _take(self, name: str, tensors: Any) -> None:
         self.taken[name] = dict(tensors.items())

@@ -15,11 +15,10 @@ import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from models.objective import load_tensors, saved_tensors, tables_of
+from models.objective import saved_tensors, start_from
 from tests.models.recursive.test_act import make
 from tests.utils.checkpoint.helpers import names, told
 from utils.checkpoint.reader import load
-from utils.checkpoint.resume import initial_weights
 
 BUFFERS = ("H_init", "L_init", "puzzle_emb.weights")
 Weights = dict[str, Tensor]
@@ -82,8 +81,7 @@ def test_names_of_a_state_dict(
     read = imported(OrderedDict((renamed(name), value) for name, value in trained(5).items()))
     assert_same(read, trained(5))
     objective = make("trm")
-    saved, tables = saved_tensors(objective), tables_of(objective)
-    load_tensors(objective, initial_weights(str(tmp_path / "out"), None, saved, tables, print))
+    start_from(objective, str(tmp_path / "out"), print)
     for name, value in saved_tensors(objective).items():
         assert torch.equal(value, read[name].to(value.dtype))
 

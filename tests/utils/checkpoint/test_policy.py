@@ -79,5 +79,6 @@ def test_which_way_is_better_is_said_and_not_guessed(
 ) -> None:
     parsed = Metric.judging(MagicMock(costs=()), metric)
     assert str(parsed) == metric
+    assert parsed.best == f"{'lowest' if metric.startswith('-') else 'highest'} {parsed.name}"
     assert parsed.improves({parsed.name: value}, best) is better
     assert not parsed.improves({"eval/other": value}, best)

@@ -26,6 +26,7 @@ from tests.utils.checkpoint.helpers import (
 from utils.checkpoint import format, resume
 from utils.checkpoint.registry import Origin, Registry, Tensors
 from utils.checkpoint.resume import Start
+from utils.command.config import with_arithmetic
 from utils.command.root import Config
 from utils.errors import ConfigError
 from utils.ranks.distributed import Dist
@@ -38,6 +39,7 @@ def config(directory: Path, **changes: Any) -> Config:
         "checkpoint_path": str(directory),
         "eval_only": False,
         "init_from": None,
+        "run_name": "mine",
         "max_steps": 99,
         "compile": "auto",
     }
@@ -83,13 +85,13 @@ def test_auto_arithmetic_is_what_the_run_has_or_the_machine_is_best_at(run: Path
     ]:
         mine = config(run, arch={"forward_dtype": asked})
         start = resume.find(mine, Dist(), pytest.fail) if then else Start()
-        settled = resume.with_arithmetic(mine, start, Dist(), "float32")
+        settled = with_arithmetic(mine, start.meta.get("config", {}), Dist(), "float32")
         assert settled.arch["forward_dtype"] == now
     assert "arch.forward_dtype=float32: the run in" in refused(
         run, arch={"forward_dtype": "float32"}
     )
     without = config(run, arch={"width": 3})  # a net may have no such key
-    settled = resume.with_arithmetic(without, Start(), Dist(), "float32")
+    settled = with_arithmetic(without, {}, Dist(), "float32")
     assert (settled.arch, settled.compile) == ({"width": 3}, False)
 
 
@@ -126,10 +128,9 @@ def taken_up(
 def take_up(
     start: Start, directory: Path, saved: Registry, said: list[str] | None = None, **changes: Any
 ) -> Start:
-    say = pytest.fail if said is None else said.append
-    return resume.restore(
-        start, saved, config(directory, **changes), Dist(), say, 99, lambda step: 0.1
-    )
+    say, mine = pytest.fail if said is None else said.append, config(directory, **changes)
+    length = mine.max_steps or 0
+    return resume.restore(start, saved, mine, Dist(), say, length, lambda step: 0.1)
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,13 @@ def test_what_differs_is_said_and_other_data_refused(run: Path) -> None:
         )
         with pytest.raises(ConfigError, match=line):
             taken_up(run, Held(data=META["data"] | {part: "z"}), data_path=None, data=keys)
+
+
+def test_a_length_that_ends_before_the_checkpoint_is_refused(run: Path) -> None:
+    """With max_steps, a derived name would change, and begin another run."""
+    line = "^max_steps=9: that is 9 steps, and the run has done 30; raise max_steps, with run_name"
+    with pytest.raises(ConfigError, match=f"{line}=mine"):
+        taken_up(run, Held(), max_steps=9)
 
 
 def test_an_evaluation_may_ask_something_else(run: Path) -> None:
