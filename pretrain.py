@@ -519,7 +519,7 @@ class Trainer:
         evaluation = Evaluation(dist, self.step, self.run, cfg.eval_save_outputs)
         optimizers_own = weights_to_evaluate(self.optimizers, self.sync.parameters)
         averages = self.ema.applied() if self.ema is not None else nullcontext()
-        started = time.perf_counter()
+        started, objective.progress = time.perf_counter(), self.run.progress
 
         def predict(batch: Batch) -> Prediction:
             return objective.predict(batch_to_device(batch, dist.device))

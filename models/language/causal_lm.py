@@ -88,7 +88,8 @@ class CausalLM(Objective):
         # keys and values of what was read, so that each further token costs one position
         past = [Past() for _ in self.model.blocks]
         new, made = tokens_BL, list[Tensor]()
-        for _ in range(length):
+        for token in range(length):
+            self.progress("continuing a prompt: token", token, length)
             # a net without blocks remembers nothing, so that its context is always full
             if made and (not past or past[0].length == room):
                 past = [Past() for _ in past]

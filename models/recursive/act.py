@@ -103,8 +103,9 @@ class ActObjective(Objective):
         """Answers puzzles, and records the answers after each thinking step."""
         sizes, seen = self.model.sizes, ByStep(batch["labels"], self.model.sizes.halt_max_steps)
         # the last step's answer is scored; those before it show how thinking helps
-        for step in answers_by_step(self.model, batch):
-            logits_BTV, q_B2, steps = step
+        for step, out in enumerate(answers_by_step(self.model, batch)):
+            self.progress("thinking about a batch: step", step, sizes.halt_max_steps)
+            logits_BTV, q_B2, steps = out
             seen.add(logits_BTV, q_B2[:, 0], self.model.halting_margin(q_B2))
         # every answer is final now, so metrics count all puzzles
         halted = torch.ones_like(steps, dtype=torch.bool)

@@ -124,7 +124,10 @@ class GuessObjective(Objective):
         labels_BT, steps = batch["labels"], self.keys.search_steps
         seen = ByStep(labels_BT, steps)
         # the same record by step as for nets without a search
-        for logits_BTV, margin_B in answers_by_search(self.model, batch, self.keys):
+        what = f"searching a batch of {len(labels_BT)}: step"
+        for step, out in enumerate(answers_by_search(self.model, batch, self.keys)):
+            self.progress(what, step, steps)
+            logits_BTV, margin_B = out
             value_B = margin_B + self.keys.threshold
             seen.add(logits_BTV, value_B, margin_B)
             if signals.stop_signal():  # the evaluation is cut short, and repeated after a resume

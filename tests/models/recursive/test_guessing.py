@@ -21,6 +21,7 @@ from tests.models.recursive.slots import rows_of, steps
 from tests.ranks import words
 from tests.runs import TINY_CANDIDATES, train
 from utils.ranks import signals
+from utils.rundir import terminal
 
 LEARNS = words("""
     arch.hidden_size=24 arch.num_heads=null arch.forward_dtype=float32 arch.loss.search_steps=40
@@ -154,3 +155,12 @@ def test_a_signal_cuts_a_search_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "flags", [1.0, 0.0, 0.0])
     objective.predict(batch_of(4))
     assert len(seen) == 1
+
+
+def test_a_long_search_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "PAUSE_S", 0.0)
+    objective, lines = make(think_steps=1000, search_steps=4).eval(), list[str]()
+    objective.progress = terminal.Progress(lines.append)
+    objective.predict(batch_of(4))
+    told = [line.split("  ")[1] for line in lines]
+    assert told == [f"searching a batch of 4: step {step}/4" for step in (1, 2, 3)]
