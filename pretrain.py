@@ -93,7 +93,7 @@ def pretrain(cfg: Config) -> float | None:
     signals.defer()  # a request to stop waits for the end of a step, where all ranks save
     cfg = config.publish(cfg, dist)
     with RunDirectory(Path(cfg.checkpoint_path), dist, cfg.eval_only) as run, cli.reporting():
-        # a launcher that starts a failed run again must not begin it afresh, whatever resume= says
+        # a run that its launcher has restarted continues, also with resume=false
         again = started_again(Path(cfg.checkpoint_path))
         start = resume.find(cfg, dist, run.say, again)
         cfg, needed_runs = with_needed_runs(cfg, start.meta, dist, pretrain)
@@ -140,7 +140,7 @@ def build_net(
     check_same_files({f"{part['path']}: {name}": part["sha256"] for name, part in frozen}, dist)
     # another machine may draw other initial weights: those of rank 0 count
     broadcast_from_rank_0(shared_tensors(objective), dist)
-    # what the net does before its first step must leave the same bits on all ranks
+    # a warm-up before the first step must leave the same bits on all ranks
     if is_new:
         noise = Noise(cfg.seed, 0, dist.owned_shards(cfg.shards), dist.device)
         prepare(objective, dist, source, noise)
@@ -271,7 +271,7 @@ class Trainer:
         }
 
     def try_all(self, is_new: bool) -> None:
-        """Tries the optimizers, the objective of a new run, and the names of metrics."""
+        """Checks the optimizers, the objective of a new run, and the names of metrics."""
         cfg, objective, source, sync = self.cfg, self.objective, self.source, self.sync
         device, is_tried = self.dist.device, cfg.trial and is_new
         with self.dist.agreed():
@@ -489,9 +489,9 @@ class Trainer:
         )
 
     def after_step(self, requests: Sequence[float]) -> bool:
-        """Evaluates, saves and stops as due, and as the sums of all ranks' requests say.
+        """Evaluates, saves and stops as due and as ranks asked; `requests` are sums over all ranks.
 
-        Returns whether it evaluated.
+        Returns True if it evaluated.
         """
         cfg, checkpointer, is_last = self.cfg, self.checkpointer, self.step == self.total_steps
         stop, wanted = checkpointer.decide(requests)

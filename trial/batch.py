@@ -1,4 +1,4 @@
-"""What the trials share: a batch that says what it lacks, and the form of metrics."""
+"""What the trials share: a batch that names missing keys, and the form of metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from utils.errors import ConfigError, kind_of
 
 
 class TriedBatch(dict[str, Tensor]):
-    """A batch of a trial, which says what it lacks."""
+    """A batch of a trial, which names missing keys."""
 
     def __init__(self, batch: Batch, what: str, reader: str, giver: str) -> None:
         """`reader` and `giver`: the methods of the objective and of the source."""

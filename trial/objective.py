@@ -1,7 +1,7 @@
 """Tries the objective of a new run before its first step, on a few rows of two shards: together,
 again, and one by one.
 
-docs/your-own-code.md shows each law with its line, and says what `utils/prove` finds beyond.
+docs/your-own-code.md shows each law with its line, and what only `utils/prove` finds.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def try_objective(
 ) -> None:
     """Raises ConfigError for the first law that the objective breaks.
 
-    Called on every rank before the first step of a new run. Each rank tries a few rows of a shard
-    of its own and of the next. Changes nothing, but that the objective is in training mode from
-    now on.
+    Called on every rank before the first step of a new run. Each rank tries a few rows of one of
+    its shards and of the next shard. Changes nothing but the objective's mode, which is training
+    from now on.
     """
     tried = [owned[0], (owned[0] + 1) % shards][:shards]
     batch, ctx = make_batch(tried)
@@ -74,7 +74,7 @@ def _try(objective: Objective, parts: Sequence[Part]) -> None:
         if after.get(name) != seen:
             if name in buffers:
                 instead = "keep such state in the carry"
-                if name.endswith("_u"):  # of a power iteration, which no example has a part in
+                if name.endswith("_u"):  # of a power iteration, to which no example contributes
                     instead = "for spectral_norm, divide by torch.linalg.matrix_norm(weight, 2)"
                 raise ConfigError(
                     f"{where}: changes the buffer {name}, which each rank would change by its own"

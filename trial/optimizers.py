@@ -1,5 +1,5 @@
-"""Tries the optimizers of a run on small parameters: before its first step whether a run can train
-with them, and for the memory plan what they remember.
+"""Tries the optimizers of a run on small parameters: before its first step, to see that a run can
+train with them, and for the memory plan, to count their state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from optim.schedule import set_lr
 from utils.errors import ConfigError
 
 ROWS, WIDTH, STEPS = 4, 3, 3
-LR = 0.1  # large enough for updates to stand out of rounding
+LR = 0.1  # large enough for updates to exceed rounding
 NEAR = 1e-3  # rounding, as a share of the largest value
 Parameters = Mapping[str, nn.Parameter]
 ByKind = Mapping[tuple[int, int], list[str]]  # names, by the optimizer's number and dimensions
@@ -71,7 +71,7 @@ def _check_rows_suffice(config: Any, small: Mapping[str, Tensor], whole: Trained
 
 
 def remembered(config: Any, parameters: Parameters) -> dict[str, Tensor]:
-    """Returns the shapes of all that optimizers will remember of these parameters."""
+    """Returns the shapes of the state that optimizers will keep for these parameters."""
     by_kind = _by_kind(config, parameters)
     state = _train(config, _stand_ins(parameters, by_kind)).state
     shapes = {}
@@ -108,7 +108,7 @@ def _stand_ins(parameters: Parameters, by_kind: ByKind) -> dict[str, Tensor]:
 
 
 def _shape(parameter: Tensor) -> tuple[int, ...]:
-    """Returns the shape of the small parameter that stands in for this one."""
+    """Returns the shape of the small parameter that is tried in place of this one."""
     return (ROWS, *[WIDTH] * parameter.ndim)[: parameter.ndim]
 
 
@@ -155,7 +155,7 @@ def _step(optimizer: Any) -> None:
 
 
 def _fits(whole: Tensor, halves: list[Tensor], is_split: bool) -> bool:
-    """Returns whether ranks with some rows each hold a tensor together, or each all of it."""
+    """True if ranks with some rows each hold a tensor together, or each all of it."""
     if not is_split:
         return all(torch.equal(half, whole) for half in halves)
     together = torch.cat(halves)

@@ -25,8 +25,8 @@ def try_predictions(
     names_alone: bool,
 ) -> None:
     """Raises ConfigError if the metric that is `asked` for or one of these outputs does not exist.
-    Unless `names_alone` are tried, also for other predictions than the contract's, and for a
-    headline that is not among the metrics.
+    Unless `names_alone`, also if predictions break the contract, or the headline is not among the
+    metrics.
     """
     metric = "" if names_alone and not asked else Metric.judging(objective, asked).name
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}

@@ -15,8 +15,8 @@ from utils.noise import seeded
 def try_source(source: Any, shards: int, shard: int, device: torch.device) -> None:
     """Raises ConfigError for the first law that the source breaks in one of this rank's shards.
 
-    Called on every rank of a new run, before ranks compare what they see of the data: a law says
-    what to do, where a difference between ranks only says that something is wrong.
+    Called on every rank of a new run, before ranks compare their data: the message of a law names
+    the remedy, that of a difference does not.
     """
     where = f"{full_name(source)}.train_batch"
     batches, drawn = [], []

@@ -13,8 +13,8 @@ class ConfigError(ValueError):
 
         KEY=VALUE: WHAT; REMEDY
 
-    Where other code may know the value by another key, or has a remedy of its own, the parts are
-    given one by one; else the line is one text.
+    The parts are given one by one where a caller may replace the key or the remedy; else the line
+    is one text.
     """
 
     def __init__(self, what: str, *, key: str = "", value: object = "", remedy: str = "") -> None:

@@ -75,9 +75,7 @@ class Stored:
         return torch.empty(self.shape, dtype=getattr(torch, TYPES[self.dtype]), device="meta")
 
     def read(self) -> Tensor:
-        """Reads it into memory of its own: a view into the file may be unaligned, and BLAS rounds
-        by alignment.
-        """
+        """Reads a copy: a view into the file may be unaligned, and BLAS rounds by alignment."""
         import torch
 
         # a plan builds nets on the meta device, where nothing could be read
@@ -169,7 +167,7 @@ def read_header(file: Path) -> dict[str, Stored]:
             place = 8 + length + start, end - start
             tensors[name] = Stored(file, *place, about["dtype"], tuple(about["shape"]))
         return tensors
-    # a disk may give other bytes than it has just given the library
+    # a disk may return other bytes than the library has just read
     except (*DAMAGE, SafetensorError) as error:
         raise Unreadable(file, f"cannot be read ({brief(error)})") from None
 

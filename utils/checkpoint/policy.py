@@ -51,7 +51,7 @@ class Metric:
         return f"{'lowest' if self.lower_is_better else 'highest'} {self.name}"
 
     def improves(self, results: Mapping[str, float], best: float | None) -> bool:
-        """Returns whether a result is better than the best so far; NaN or none is not."""
+        """True if a result is better than the best so far; NaN or none is not."""
         value = results.get(self.name, math.nan)
         if math.isnan(value):
             return False
@@ -60,7 +60,7 @@ class Metric:
 
 class Checkpointer:
     """Saves a run at intervals of steps and of minutes, when it is the best so far, and when it is
-    asked to stop. `progress` is what a checkpoint records of the moment: the step, the results of
+    asked to stop. `progress` is what a checkpoint records beside tensors: the step, the results of
     the last evaluation, and more that only the run reads.
     """
 
@@ -108,7 +108,7 @@ class Checkpointer:
         return signals.agreed_signal(flags), bool(due)
 
     def saves_after(self, step: int) -> bool:
-        """Returns whether the step count alone asks for a checkpoint."""
+        """True if the step count alone asks for a checkpoint."""
         interval = self._config.checkpoint_interval
         return interval is not None and step > 0 and step % interval == 0
 
@@ -158,9 +158,7 @@ class Checkpointer:
         self._run.event("checkpoint", step, bytes=size, digest=sha256)
 
     def _is_best(self, progress: Mapping[str, Any]) -> bool:
-        """Returns whether this step beats the best checkpoint on the disk; failed saves do not
-        count.
-        """
+        """True if this step beats the best checkpoint on the disk; failed saves do not count."""
         self._forget_lost_best()
         metric, results = self._metric, progress["results"]
         before = self._best if self._best_of == str(metric) else None

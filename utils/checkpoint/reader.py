@@ -147,7 +147,7 @@ def reading(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def is_weights(path: Path) -> bool:
-    """Returns whether it is a file of weights alone, and not `latest` or `best`, which point to a
+    """True for a file of weights alone, but not for `latest` and `best`, which point to a
     checkpoint.
     """
     return os.path.isfile(path) and not read_pointer(path)

@@ -135,7 +135,7 @@ class Registry:
         expected: Callable[[Tensors, int], Tensors],
         any_precision: bool = False,
     ) -> None:
-        """Registers state that belongs to shards; each rank has that of its own shards.
+        """Registers state that belongs to shards; each rank has that of its shards.
 
         `state` returns it by shard, `load` gets it by shard, and `expected` is called for each
         shard.

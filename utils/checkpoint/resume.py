@@ -35,7 +35,7 @@ from utils.files import read_text
 from utils.ranks.distributed import Dist
 
 NO_PATH = ("auto", True, False)  # values of `resume` that name no checkpoint
-# what a run that goes on must know of the one that wrote the checkpoint
+# what a resume must know of the run that wrote the checkpoint
 PROGRESS = (
     "step",
     "lr",
@@ -70,16 +70,15 @@ class Start:
         return self.meta.get("step", 0)
 
     def is_finished(self, total_steps: int) -> bool:
-        """Returns whether nothing is left to do, not even an evaluation."""
+        """True if nothing is left to do, not even an evaluation."""
         return self.continues and self.step == total_steps and not self.meta["evaluation_due"]
 
 
 def find(
     config: Config, dist: Dist, say: Callable[[str], None], started_again: bool = False
 ) -> Start:
-    """Rank 0 looks and decides; every rank gets its decision.
-
-    A run that a launcher has `started_again` has obeyed `resume=false` already.
+    """Rank 0 decides; every rank gets its decision. If a launcher has `started_again` a run,
+    `resume=false` has taken effect already.
     """
 
     def look() -> Start:
@@ -264,7 +263,7 @@ def check_fits(start: Start, config: Config, origin: Origin, total_steps: int) -
 
 
 def _other_part(start: Start, config: Config, now: Mapping[str, str]) -> str:
-    """Names a part of the data that is not what it was; empty if there is none."""
+    """Names a part of the data that has changed; empty if none has."""
     then: Mapping[str, str] = start.meta["data"]
     # keys of the data that may change choose what evaluations ask
     same_keys = start.meta["config"].get("data") == config.plain().get("data")

@@ -25,7 +25,7 @@ from utils.errors import brief
 from utils.memory import free_bytes
 from utils.ranks.distributed import Dist
 
-SPARED = 0.1  # of the memory that is free, for everything else
+SPARED = 0.1  # of free memory, left for everything else
 
 
 class Writer:
@@ -69,8 +69,8 @@ class Writer:
                 shapes = {name: group.shapes for name, group in groups.items()}
                 write = partial(self._run, step, shapes, text + "\n", best)
                 self._begin(shapes, all_tensors, write)
-            # All ranks go through all tensors, whatever has become of rank 0's disk, and go on when
-            # rank 0 does.
+            # All ranks go through all tensors, even if rank 0's disk fails, and go on when rank 0
+            # does.
             for _ in all_tensors:
                 pass
             self._dist.broadcast_text("")
@@ -117,7 +117,7 @@ class Writer:
             self._thread = threading.Thread(target=run, args=(iter(buffers), Exception))
             self._thread.start()
         else:
-            # an error in bringing a tensor is no trouble with the disk: the run cannot go on
+            # an error in gathering a tensor is not one of the disk: the run cannot go on
             run((_buffer(each).copy_(each) for each in tensors), OSError)
 
     def _make_room(self, shapes: Mapping[str, Mapping[str, Tensor]]) -> bool:
@@ -157,7 +157,7 @@ class Writer:
         tensors: Iterator[Tensor],
         tolerated: type[Exception],
     ) -> None:
-        """Writes and publishes a checkpoint. Reports a `tolerated` error, and training goes on."""
+        """Writes a checkpoint. Reports a `tolerated` error, and training goes on."""
         folder, problem = self._directory / f".step_{step}.writing", ""
         try:
             _write(folder, shapes, meta, tensors)

@@ -79,7 +79,7 @@ def main(app: Callable[[], Any]) -> NoReturn:
 
 def run_job(raw: DictConfig, config_in: ConfigIn, run: Callable[[Config], T]) -> T:
     """Runs one job that Hydra composed, and ends the program on errors itself: Hydra would add a
-    line of its own.
+    line.
     """
     try:
         launch = detect(os.environ)
@@ -174,7 +174,7 @@ def _failure(error: BaseException, launch: Launch, alone: bool) -> Failure:
     """Returns the report of an error for the user and the other ranks; `alone`: no other rank can
     explain it.
     """
-    # what a user has typed, or how a file is called, must not reach the terminal as it is
+    # arguments and names of files may hold characters that control the terminal
     line = visible(explain(error))
     status = 1 if isinstance(error, RankError | RunError) or not line else BAD_INPUT
     # of RunErrors rank 0 knows best
@@ -209,16 +209,15 @@ def _watch() -> Watch | None:
 
 
 def _leave_group() -> None:
-    with suppress(Exception):  # the run is over, whatever the backend finds on its way out
+    with suppress(Exception):  # the run is over, whatever the backend raises as it shuts down
         distributed.stop()
 
 
 def leave(code: int) -> NoReturn:
-    """Leaves the group, flushes, and exits without the interpreter's own exit, in which threads of
-    backends may abort.
+    """Leaves the group, flushes, and skips the interpreter's exit, in which threads of backends may
+    abort.
     """
-    # after a failure others may be waiting in a collective, and leaving in good order would wait
-    # for them
+    # after a failure others may be in a collective, and leaving the group would wait for them
     if code == 0:
         _leave_group()
     for stream in (sys.stdout, sys.stderr):

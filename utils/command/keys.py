@@ -1,5 +1,5 @@
-"""Typed keys: what a key may hold stands beside the class or function that takes it, which is read
-here. A few keys stand in its signature; more are a class of `Keys`:
+"""Typed keys: the class or function that takes a key has its type and bounds, which are read here.
+A few keys are parameters; more are a class of `Keys`:
 
     def __init__(self, spec: Spec, width: Annotated[PositiveInt, Doc("of the hidden layer")]): ...
     def __init__(self, spec: Spec, keys: Sizes): ...
@@ -61,8 +61,7 @@ def parts_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def find(part: Any, path: str) -> Callable[..., Any]:
     """Returns the class or function of this repository that the `_target_` of a part names.
 
-    Only modules of the group's package are imported: a file that somebody put beside a dataset is
-    none.
+    Only modules of the group's package are imported, and no file beside a dataset.
     """
     if not isinstance(part, Mapping):
         raise ConfigError(f"{path}={short(part)}: needs a _target_, and its keys beside it")
@@ -95,7 +94,7 @@ def keys_of(part: Any, path: str) -> type[Keys]:
 
 
 class OfSignature(Keys):
-    """Keys that stand in a signature: they are passed one by one."""
+    """Keys that are parameters: they are passed one by one."""
 
 
 @functools.cache
@@ -135,7 +134,7 @@ def _fields(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, FieldInf
 
 
 def is_marked(path: str, fields: Mapping[str, FieldInfo], *marks: Mark) -> bool:
-    """Returns whether a key, or a section around it, has one of these marks."""
+    """True if a key, or a section around it, has one of these marks."""
     names = re.sub(r"\[\d+\](?!\.)", "", path).split(".")
     around = (".".join(names[:end]) for end in range(1, len(names) + 1))
     return any(mark in fields[key].metadata for key in around if key in fields for mark in marks)

@@ -78,7 +78,7 @@ class Launch:
 
     @property
     def orphaned(self) -> bool:
-        """Returns whether the launcher has died, if it was this process's parent."""
+        """True if the launcher was this process's parent and has died."""
         return self.launcher in PARENTS and os.getppid() != PARENT
 
 
@@ -172,7 +172,7 @@ def _local_size(name: str, env: Mapping[str, str]) -> int | None:
 
 
 def on_one_host(env: Mapping[str, str], launch: Launch) -> bool:
-    """Returns whether all ranks run on this host, as far as the environment tells."""
+    """True if all ranks run on this host, as far as the environment tells."""
     if launch.world_size == 1:
         return True
     local_size = _local_size(launch.launcher, env)

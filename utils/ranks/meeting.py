@@ -28,15 +28,15 @@ from utils.ranks import signals
 from utils.ranks.launchers import Launch, master_address, on_one_host
 from utils.ranks.watch import named
 
-PATIENT_S = 5.0  # how long a rank waits before the user hears of it
-STORE_S = 30.0  # how long whatever listens at the master's port may take to answer as a store
+PATIENT_S = 5.0  # how long a rank waits before it tells the user
+STORE_S = 30.0  # how long a process at the master's port may take to answer as a store
 # the same for an address in torchrun's store, which may be of a failed attempt: it is tried again
 TRY_S = 2.0
 # for a name to become known, as those of a cluster's services do when their hosts have started
 UNKNOWN_S = 15.0
 POLL_S = 0.2  # many ranks must not keep the store busy
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ADDRESS = "lockstep"  # the key in torchrun's store under which rank 0 publishes that of its own
+ADDRESS = "lockstep"  # the key in torchrun's store that holds the address of rank 0's store
 
 Facts = Mapping[str, str]  # what a rank says about itself
 
@@ -161,8 +161,8 @@ def _other_backend(facts: Sequence[Facts]) -> str:
 
 
 def _by_agent(launch: Launch, host: str, port: int, timeout_s: float) -> tuple[str, c10d.TCPStore]:
-    """Under torchrun, whose store may die before the run does, which then still has a checkpoint to
-    write. So rank 0 hosts one of its own, and publishes the address in torchrun's.
+    """Meets under torchrun, whose store may die while the run still writes a checkpoint. So rank 0
+    hosts another store, and puts the address into torchrun's.
 
     That outlives a restart, and the address may be from an attempt that failed. No number tells
     attempts apart, because torchrun counts failures on each node. But the ranks of a failed attempt
@@ -227,8 +227,8 @@ def _hosted(host: str, port: int, timeout_s: float) -> c10d.TCPStore:
 def _client(
     host: str, port: int, timeout_s: float, answers_within_s: float = STORE_S
 ) -> c10d.TCPStore:
-    """A connection to the store. Made in a thread of its own, which is left behind if whatever
-    listens does not answer: PyTorch would wait forever.
+    """A connection to the store. Made in a separate thread, which is left behind if the other side
+    does not answer: PyTorch would wait forever.
     """
     made: SimpleQueue[c10d.TCPStore | Exception] = SimpleQueue()
 
@@ -271,8 +271,8 @@ def _find(launch: Launch, host: str, port: int, timeout_s: float) -> None:
 
 
 def _waiting(launch: Launch) -> Iterator[tuple[float, bool]]:
-    """Polls ever more rarely. Yields the seconds since the first call, and once whether it is time
-    for a word to the user.
+    """Polls ever more rarely. Yields the seconds since the first call, and once True, when it is
+    time to tell the user.
     """
     began, pause_s, silent = time.monotonic(), 0.01, True
     while True:

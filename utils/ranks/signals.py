@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 STATUS: dict[int, int] = {signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGINT: 130}
-# what else is heard, and what it counts as: a terminal that is closed asks to stop
+# other signals, and what they count as: a closed terminal asks to stop
 ALIKE: dict[int, int] = {signal.SIGHUP: signal.SIGTERM}
 # if ranks get different signals, all follow the first in this order
 ORDER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -46,7 +46,7 @@ _lock = threading.RLock()
 
 
 def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) -> None:
-    """Start to listen; called from the main thread. `closing(signum, line)` runs before a signal
+    """Starts to listen; called from the main thread. `closing(signum, line)` runs before a signal
     ends the process, and returns whether to print the line.
     """
     _state.rank, _state.closing = rank, closing or (lambda signum, line: rank == 0)
@@ -56,7 +56,7 @@ def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) ->
     # a signal that arrives before everything is in place could be lost
     former = signal.pthread_sigmask(signal.SIG_BLOCK, (*STATUS, *ALIKE))
     read, write = os.pipe()
-    os.set_blocking(write, False)  # the interpreter's handler must never wait for the reader
+    os.set_blocking(write, False)  # the interpreter's handler must never wait for the pipe's reader
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for signum in (*STATUS, *ALIKE):
         if signum in ALIKE and signal.getsignal(signum) is signal.SIG_IGN:
@@ -69,7 +69,7 @@ def install(rank: int = 0, closing: Callable[[int, str], bool] | None = None) ->
 
 
 def defer() -> None:
-    """From now on a signal asks the run to stop; until now it ends the process at once."""
+    """From now on, a signal asks the run to stop; before, it ends the process at once."""
     _state.deferred = True
 
 
@@ -115,9 +115,9 @@ def say(line: str) -> None:
 
 
 def end_now(status: int, words: Callable[[], object] = lambda: None) -> NoReturn:
-    """End the process from any thread, whatever the main thread does; `words` has two seconds.
+    """Ends the process from any thread, whatever the main thread does; `words` has two seconds.
 
-    It speaks in a thread of its own, because a terminal or a disk may hold it up forever.
+    Prints in a separate thread, because a terminal or a disk may block forever.
     """
 
     def speak() -> None:

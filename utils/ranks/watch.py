@@ -1,8 +1,8 @@
 """Ends all ranks together, with one reason: a thread beside the main thread of every rank.
 
 Twice a second it tells the store that all ranks share where its main thread is, and reads the key
-`end`. A rank that has a reason to end the run writes it there unless somebody was faster, so the
-first reason is everybody's; rank 0 prints it. Then main threads end, and where one cannot, because
+`end`. A rank that has a reason to end the run writes it there unless another rank did; so all ranks
+end for the first reason, which rank 0 prints. Then main threads end, and where one cannot, because
 it waits in a collective for ranks that are gone, this thread ends the process.
 """
 
@@ -35,15 +35,15 @@ FAR_SILENT_S = 30.0
 GRACE_S, STUCK_S = 5.0, 2.0
 # how long a rank stays when the run has failed: launchers kill the others when one has gone
 LINGER_S = 1.5
-LEAVE_S = 3.0  # how long rank 0, which hosts the store, stays for ranks that have not heard yet
+LEAVE_S = 3.0  # how long rank 0, the host of the store, waits for ranks to read the reason
 
-# Why a rank ends: a signal, which it prints itself; others do not come; an error of its own; its
-# process is gone; an error that may follow from another rank's end. The number is for how many
-# seconds such a reason waits for a better one.
+# Why a rank ends: a signal, which it prints itself; others do not come; its own error; its process
+# is gone; an error that may follow from another rank's end. The number is for how many seconds such
+# a reason waits for a better one.
 PRINTED, HUNG, FOUND, ENDED, ECHO = "printed", "hung", "found", "ended", "echo"
 PATIENCE_S = {PRINTED: 0.0, HUNG: 0.0, FOUND: 0.0, ENDED: 0.5, ECHO: 5.0}
 ANSWER_S = PATIENCE_S[ECHO] + 5.0  # by then there is a reason, or the store does not answer
-LEFT = "left"  # in place of a reason: rank 0 leaves in good order
+LEFT = "left"  # in place of a reason: rank 0 has finished
 # where waiting happens, but never why
 HIDDEN = ("utils/ranks/watch.py", "utils/ranks/distributed.py")
 
@@ -111,7 +111,7 @@ class Watch:
             threading.Thread(target=self._doubt_rank_0, name="watch's watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Leave in good order, so that nobody misses this rank; a second call does nothing."""
+        """Leaves, so that no other rank takes this one for lost; a second call does nothing."""
         if not self._leaving:
             self._leaving = True
             self._thread.join(LEAVE_S + 2 * BEAT_S)
@@ -152,7 +152,7 @@ class Watch:
                 if self._leaving:
                     store.set(f"left/{rank}", "")
                     if rank == 0:
-                        # the store goes with this process, which is no failure of the others
+                        # the store ends with this process, which is not a failure of the others
                         store.compare_set("end", "", LEFT)
                         self._wait_for_others()
                     return
@@ -176,7 +176,7 @@ class Watch:
                     cause = Failure(**json.loads(end))
                     if rank == 0 and cause.kind != PRINTED:
                         signals.say(cause.message(where(cause, self.reported)))
-                    with suppress(c10d.DistError):  # rank 0 may not have waited
+                    with suppress(c10d.DistError):  # rank 0 may be gone already
                         store.set(f"left/{rank}", "")
                     self._end(cause)
                 elif ended := self._look_for_the_dead(BEAT_S):
@@ -197,8 +197,8 @@ class Watch:
         store.set(f"beat/{self._launch.rank}", json.dumps(beat))
         echoes = self.reported is not None and self.reported.kind == ECHO
         # Which ranks answer can only be seen over time. So shortly before the time is up, and when
-        # an error may be the echo of another rank's end, this rank remembers all beats, to compare
-        # with those that it reads then.
+        # an error may follow from another rank's end, this rank remembers all beats, to compare
+        # with later ones.
         before = self._before
         if waited_s < self._timeout_s - SILENT_S and not echoes:
             self._before = None
@@ -298,8 +298,8 @@ class Watch:
         return self._now() - self._since if self._depth else -math.inf
 
     def _now(self) -> float:
-        """Seconds on a clock that stands still while this process does, as between Ctrl-Z and fg:
-        nobody waited in that time. The threads look at it more often than every SILENT_S.
+        """Seconds on a clock that stops while this process is suspended, as between Ctrl-Z and fg.
+        The threads read it more often than every SILENT_S.
         """
         with self._clock:
             now = time.monotonic()
@@ -337,13 +337,13 @@ def since(before: Sequence[Beat], store: c10d.Store) -> list[Beat]:
 
 
 def best_of(due: Sequence[Failure], store: c10d.Store, before: Sequence[Beat] | None) -> str:
-    """What a rank would end the run with, or an empty text; `before` are the beats when it began to
-    doubt others.
+    """Returns why a rank would end the run, or an empty text; `before` are the beats when it began
+    to doubt others.
     """
     if not due:
         return ""
     best = min(due, key=lambda reason: list(PATIENCE_S).index(reason.kind))
-    # by now a rank that failed would have said so: one that is silent has been killed
+    # a rank that failed would have reported it by now: a silent one has been killed
     if best.kind == ECHO and before is not None:
         beats = enumerate(since(before, store))
         silent = [rank for rank, beat in beats if not (beat.answers or beat.has_left)]
@@ -352,8 +352,8 @@ def best_of(due: Sequence[Failure], store: c10d.Store, before: Sequence[Beat] | 
 
 
 def where(cause: Failure, reported: Failure | None) -> str:
-    """Names the rank that failed, unless the text does, or it is a mistake of no rank: one of the
-    user's, or one that all ranks have found; `reported` is what rank 0 has.
+    """Names the rank that failed, unless the text does, or the error is not one rank's: a user's
+    mistake, or one that all ranks have found; `reported` is what rank 0 has.
     """
     if cause.kind not in (FOUND, ECHO) or (cause.rank == 0 and not cause.trace):
         return ""

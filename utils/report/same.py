@@ -16,9 +16,8 @@ from utils.rundir.records import KINDS, read_events, read_metrics
 def compare(one: Path, other: Path) -> dict[str, Any]:
     """Compares two runs: their metrics, and their checkpoints of the same steps.
 
-    Returns whether they are the same (None if they have no step in common), the first step that
-    differs, a line that says so, the checkpoints with their digests, and the first tensors that
-    differ.
+    Returns `same` (None if they have no step in common), the first `step` that differs, a line of
+    `text` about it, the `checkpoints` with their digests, and the first `tensors` that differ.
     """
     steps, metric = _compare_metrics(one, other)
     checkpoints = _compare_checkpoints(one, other)

@@ -44,8 +44,8 @@ class Maker:
         null = subprocess.DEVNULL
         self._started = time.monotonic()
         try:
-            # stderr is a pipe of its own: with the run's, whoever reads the run's output to its end
-            # would wait for a page that is still being drawn
+            # a separate pipe for stderr: readers of the run's output would otherwise wait until the
+            # page is drawn
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "utils.report", "--beside", str(self._directory)],
                 stdin=null,
@@ -58,8 +58,8 @@ class Maker:
             self._note(f"{REPORT_FILE} cannot be made ({brief(error)})")
 
     def _wait(self, seconds: float) -> bool:
-        """Waits for the page that is being drawn. Returns whether it is done, and notes why it
-        failed.
+        """Waits for the page that is being drawn, and notes why it failed. False if it takes
+        longer.
         """
         if self._process is None:
             return True

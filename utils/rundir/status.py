@@ -118,14 +118,14 @@ def state_of(directory: Path) -> str:
 
 
 def confirm_finished(directory: Path, step: int, say: Callable[[str], None]) -> None:
-    """Marks a run as finished that crashed between its last checkpoint and its end."""
+    """Marks a run as finished that crashed after the checkpoint of its last step."""
     if state_of(directory) != "finished":
         Status(directory, Troubles(say)).write("finished", "", step, 0)
 
 
 def is_alive(row: Mapping[str, Any]) -> bool:
-    """Returns whether the run that wrote a status goes on: on this host its process tells, on
-    others its heartbeat.
+    """True if the run that wrote a status is still running: on this host by its process, on others
+    by its heartbeat.
     """
     pid, beat = row.get("pid"), row.get("heartbeat")
     if row.get("host") == socket.gethostname():
@@ -146,7 +146,7 @@ def other_writer(directory: Path) -> str:
 
 
 def started_again(directory: Path) -> bool:
-    """Returns whether a launcher started this process in place of one that ran here before."""
+    """True if a launcher started this process in place of one that ran here before."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     if all(os.environ.get(count, "0") == "0" for count in counts):
         return False

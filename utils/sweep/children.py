@@ -26,7 +26,7 @@ from utils.ranks.launchers import FAMILIES
 from utils.rundir.status import FINAL, STATUS_FILE, STATUS_VARIABLE
 
 LOOK_S = 0.1
-PRINT_S = 2.0  # for the last lines of a job, whose pipe a process of its own may keep open
+PRINT_S = 2.0  # for the last lines of a job, whose pipe a child process may keep open
 # variables that would make a child think that it is a rank
 NOT_FOR_CHILDREN = {
     *(family.rank for family in FAMILIES.values()),

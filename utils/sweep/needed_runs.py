@@ -1,10 +1,9 @@
-"""Makes the runs that a run needs: if a key that names a run holds arguments instead of a path, the
-same ranks make that run first.
+"""Trains the runs that a run needs: if a key that names a run holds arguments instead of a path,
+the same ranks train that run first.
 
 Such a run is like any other. The name of its directory follows from its configuration, so it
-resumes where it was interrupted, and later runs find it finished. Which folder it is, is settled at
-the first start: a checkpoint has the path and the arguments, and a resume or an evaluation of it
-makes no run.
+resumes where it was interrupted, and later runs find it finished. Its folder is fixed at the first
+start: checkpoints hold the path and the arguments, and a resume or an evaluation trains no run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from utils.rundir.records import read_config
 from utils.rundir.status import state_of
 
 PAUSE_S = 2.0
-# keys that a needed run inherits from the run that needs it, unless its arguments have them
+# keys that such a run inherits, unless its arguments have them
 SAME_WEIGHTS = ("data_path", "exact")
 INHERITED = (
     *SAME_WEIGHTS,
@@ -80,7 +79,7 @@ def with_needed_runs(
 
 
 def is_arguments(value: str) -> bool:
-    """Returns whether a value holds the arguments of a run, and not a path, even a mistyped one."""
+    """True for the arguments of a run, False for a path, even a mistyped one."""
     return "=" in value and "/" not in value.partition("=")[0] and not os.path.exists(value)
 
 
@@ -139,7 +138,7 @@ def _inherited(config: Config, keys: Iterable[str]) -> list[str]:
 
 
 def _is_finished(needed: Config, dist: Dist) -> bool:
-    """Returns whether this run exists and is finished, as rank 0 sees it."""
+    """True if this run exists and is finished, as rank 0 sees it."""
     folder = Path(needed.checkpoint_path)
     done = state_of(folder) == "finished" and _is_of(folder, needed)
     return bool(dist.broadcast_text("yes" if done else ""))
@@ -156,7 +155,7 @@ def _is_of(folder: Path, needed: Config) -> bool:
 
 
 def _wait(path: str, needed: Config, dist: Dist, run: Callable[[Config], Any]) -> None:
-    """Waits until another process has made the run, or has given up, so that this one makes it."""
+    """Waits until another process has made the run; if that gives up, makes it."""
     if dist.is_main:
         print(f"{path}: waiting for {needed.checkpoint_path}, which another run makes", flush=True)
     while not _is_finished(needed, dist) and not _make(needed, run):
@@ -168,7 +167,7 @@ def _wait(path: str, needed: Config, dist: Dist, run: Callable[[Config], Any]) -
 
 
 def _make(needed: Config, run: Callable[[Config], Any]) -> bool:
-    """Makes the run, unless another process is at it. Returns whether it was made."""
+    """Makes the run; False if another process is making it."""
     try:
         run(needed)
     except Busy:
