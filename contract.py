@@ -36,14 +36,14 @@ from utils.errors import ConfigError, full_name, kind_of
 from utils.noise import Dropout as Dropout
 from utils.noise import Noise, dropouts_of, give_noise
 
-# Rows as a source gives them, by name; the first dimension is the example. Names are yours, but for
-# `labels`, and names that begin so, in which rows of padding are IGNORE, or NaN where they are
-# floats, as in a regression. Types stay as they are: give float32, where NumPy makes float64.
+# Rows as a source gives them, by name; the first dimension is the example. You choose the names,
+# but padding is IGNORE in names that begin with `labels`, or NaN in floats, as in a regression.
+# Types are kept: convert NumPy's float64 to float32.
 Arrays = dict[str, np.ndarray]
 Batch = dict[str, Tensor]  # the same as an objective gets them
 MetricSums = Mapping[str, tuple[Tensor, Tensor]]  # by name (sum, count), of which a run logs means
 Carry = Any  # a dataclass, dict or tuple of tensors whose first dimension is the example
-IGNORE = -100  # label of all that counts in no loss and no metric: cells, tokens, padding rows
+IGNORE = -100  # the label of cells, tokens and padding rows that count in no loss and no metric
 
 
 class Examples:
@@ -129,9 +129,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """All that a step may depend on besides its batch and carry."""
+    """What a step may depend on besides its batch and carry."""
 
-    progress: float  # the share of the run's steps that is done
+    progress: float  # the fraction of the run's steps that are done
     noise: Noise  # random numbers of this step, for the shards of this batch
     totals: Mapping[str, Tensor] = field(default_factory=dict)  # sums of what `statistics` returned
 
@@ -196,7 +196,7 @@ class Objective(nn.Module):
         return getattr(self.model, "dtype", None) or next(weights, torch.float32)
 
     def call_net(self, *inputs: Tensor) -> Tensor:
-        """Calls the net with its weights cast to `dtype`: layers of PyTorch need no care for it."""
+        """Calls the net with its weights cast to `dtype`, PyTorch's layers included."""
         dtype = self.dtype
         if all(weight.dtype == dtype for weight in self.model.parameters()):
             return self.model(*inputs)
@@ -330,7 +330,7 @@ class RunLength:
 
 
 class MissingFact(ConfigError, AttributeError):
-    """A net asks for a fact that the data at hand does not have."""
+    """A net asks for a fact that this data does not have."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Reads arrays from `.npy` files that may be damaged, loads datasets from the hub, and hashes a
-dataset, so that a run knows its data again.
+dataset, by which a run recognises its data.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def load_from_hub(where: str, remedy: str, name: str, split: str, **options: Any
         name, options = "arrow", options | {"data_files": {"train": f"{name}/*.arrow"}}
     try:
         return load_dataset(name, split=split, **options)
-    except Exception as error:  # whatever the hub's client raises, the user's way out is the same
+    except Exception as error:  # the remedy is the same for every error of the hub's client
         raise ConfigError(f"{where} cannot be loaded ({brief(error)}); {remedy}") from None

@@ -1,4 +1,4 @@
-"""Makes a run's source, checks what it returns, and knows it again."""
+"""Makes a run's source, checks what it returns, and recognises its data."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
 
     name: str  # as dataset.json has it
     vocab_size: int
-    begin: int | None  # the id that stands before each document
+    begin: int | None  # the id before each document
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of each text, without a begin token. Text that spells a special token
@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
 
     @property
     def token_bytes(self) -> tuple[int, ...]:
-        """The bytes of text that each id stands for."""
+        """The number of bytes of text of each id."""
         ...
 
 
@@ -93,7 +93,7 @@ class FromFile:
         self, key: str, path: Path | str, begin: str | None = None, content: bytes | None = None
     ) -> None:
         """`key` names the tokenizer in messages. `begin` is the token before each document, unless
-        it is one of BEGINS. `content` stands for a file that does not exist.
+        it is one of BEGINS. `content` replaces a file that does not exist.
         """
         from tokenizers import Tokenizer as Library
 
@@ -106,7 +106,7 @@ class FromFile:
                 f"{key}: {path} is not a tokenizer ({brief(error)}); give a tokenizer.json that"
                 " `tokenizers` wrote"
             ) from None
-        # ids may have gaps, and added tokens lie beyond the model's vocabulary
+        # ids may have gaps, and added tokens are beyond the model's vocabulary
         self.vocab_size = 1 + max(
             self._library.get_vocab(with_added_tokens=True).values(), default=-1
         )
@@ -143,9 +143,9 @@ class FromFile:
         # in byte-level tokenizers, a token's letters are bytes
         kinds = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
         by_letter = '"ByteLevel"' in kinds
-        # whether the tokens that stand outside the model's vocabulary are special
+        # whether tokens outside the model's vocabulary are special
         added = {token["id"]: token.get("special") for token in content.get("added_tokens", ())}
-        sizes = [0] * self.vocab_size  # special tokens stand for no text
+        sizes = [0] * self.vocab_size  # special tokens have no text
         for token, number in self._library.get_vocab(with_added_tokens=True).items():
             if added.get(number):
                 continue

@@ -106,8 +106,8 @@ class Local(Launcher):
         return done
 
     def _conclude(self, signum: int) -> None:
-        """Says how the sweep ended in the file that a batch script named: to be run again only if
-        a job made progress.
+        """Writes how the sweep ended to the file that a batch script named: to be run again only if
+        a job took steps.
         """
         if not (copy := os.environ.get(STATUS_VARIABLE)):
             return

@@ -19,7 +19,7 @@ SHORT = 1 << 13
 # bytes of scores that attention may keep for its backward pass
 FEW = 1 << 25
 # causal attention by products: so many positions at once. Larger blocks compute more scores that
-# nobody sees, and the products of smaller ones are slower
+# masks hide, and products of smaller ones are slower
 BLOCK = {torch.bfloat16: 128, torch.float32: 64}
 
 
@@ -133,7 +133,7 @@ class Attend(torch.autograd.Function):
                 beta=int(causal),
                 alpha=ctx.scale,
             )
-            # the shares are kept: the backward pass would otherwise compute all scores again
+            # the probabilities are kept: the backward pass would otherwise compute all scores again
             kept.append(torch.softmax(scores, dim=-1))
             mixed.append(torch.bmm(kept[-1], value[:, : rows.stop]))
         ctx.save_for_backward(query, key, value, *kept)

@@ -1,5 +1,5 @@
-"""Attention within documents, when several lie in one row of a batch: how each position knows
-what it may see.
+"""Attention within documents, when a row of a batch has several: how each position knows what it
+may see.
 
 - On a CPU by the lengths of the documents, one after another (`attention.attention_within`).
 - On a GPU in half precision by PyTorch's `varlen_attn`, which skips what a mask would hide.
@@ -89,8 +89,8 @@ def suits_kernel(
 
 
 def packed(documents_BL: Tensor, most: int) -> Packed:
-    """Finds where documents begin, without a wait for the device. Documents that are not there are
-    empty and lie at the end.
+    """Finds where documents begin, without a wait for the device. Absent documents are empty, and
+    come last.
     """
     batch, length = documents_BL.shape
     # numbered through all rows, the beginning of document n is the first position whose number is

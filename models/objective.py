@@ -86,7 +86,7 @@ def _without_frozen(objective: Objective, named: Mapping[str, T]) -> dict[str, T
 
 
 def start_from(objective: Objective, path: str, say: Callable[[str], None]) -> None:
-    """Loads the weights with which a run begins, from a run, a file, or what others published.
+    """Loads the weights with which a run begins: of a run, a file, or a format of others.
 
     If a puzzle table has another number of rows here, every row begins as the mean row.
     """
@@ -120,7 +120,7 @@ def to_devices(objective: Objective, dist: Dist) -> None:
 
 
 def prepare(objective: Objective, dist: Dist, source: Any, noise: Noise) -> None:
-    """Lets a net that is new begin with a warm-up or at its data, if its objective has that."""
+    """Prepares a new net by a warm-up or from the data, if its objective does so."""
     if begin := getattr(objective, "prepare", None):
         begin(dist, source, noise)
 
@@ -152,7 +152,7 @@ def rehearse(objective: Objective, batch: Batch, ctx: Context, keep: bool = Fals
 
 
 def flops_per_example(objective: Objective, batch: Batch, ctx: Context) -> int:
-    """The FLOPs of an example's forward and backward pass: what the objective says, or counted."""
+    """The FLOPs of an example's forward and backward pass, given by the objective or counted."""
     if stated := getattr(objective, "flops_per_example", None):
         return stated()
     return count_flops(lambda: rehearse(objective, batch, ctx)) // len(next(iter(batch.values())))

@@ -77,7 +77,7 @@ def _check_takes_all(key: str, made: Any, named: Mapping[str, nn.Parameter]) -> 
     """Raises ConfigError unless this is an optimizer of all these parameters."""
     if not isinstance(made, torch.optim.Optimizer):
         raise ConfigError(f"{key}: makes a {type(made).__name__}; make a torch.optim.Optimizer")
-    # an optimizer that takes only some kinds of parameters would leave out the others in silence
+    # an optimizer that takes only some kinds of parameters would silently leave out the others
     taken = {id(parameter) for group in made.param_groups for parameter in group["params"]}
     if left := [name for name, parameter in named.items() if id(parameter) not in taken]:
         raise ConfigError(

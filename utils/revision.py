@@ -117,7 +117,7 @@ def _git(*words: str, **variables: str) -> str:
 def _package(folder: Path) -> list[Path]:
     files = [*folder.glob("*.py")]
     for inner in folder.iterdir():
-        # datasets lie in data/ too, thousands of files: only folders that are packages are entered
+        # data/ also has datasets of thousands of files: only folders that are packages are entered
         if (inner / "__init__.py").is_file():
             files += _package(inner)
     return files

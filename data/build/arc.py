@@ -5,10 +5,11 @@ python -m data.build.arc --train DATA/arc-agi_training --test DATA/arc-agi_evalu
 python -m data.build.arc --train ARC-AGI-2/data/training ConceptARC/corpus \
     --test ARC-AGI-2/data/evaluation --output-dir data/arc-2
 
-An input is what stands before _challenges.json and _solutions.json, or a folder of one JSON file
-per task, in folders or not. All pairs of --train are trained on; of --test those that show a task,
-and those that ask are the test set. Both may be given several times. Ids follow the order of the
-inputs, so that one added behind changes no earlier id.
+An input is the common beginning of Kaggle's two files, before _challenges.json and _solutions.json,
+or a folder with one JSON file for each task, perhaps in subfolders. All pairs of --train are
+trained on; of --test those that show a task, while those that ask are the test set. Both may be
+given several times. Ids follow the order of the inputs, so that an input that is added last changes
+no earlier id.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _split(split: str, metadata: Metadata, numbered: Sequence[tuple[Variants, in
 
 
 def names(groups: list[Variants]) -> list[str]:
-    """Returns what each id stands for, as TRM's builder writes it."""
+    """Returns the name of each id, as TRM's builder writes it."""
     names_by_id = [BLANK]
     for group in groups:
         name = group.task.name

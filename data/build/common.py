@@ -89,7 +89,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_puzzles(folder: Path, splits: Mapping[str, PuzzleSplit], identifiers: list[str]) -> None:
-    """Writes the splits of a dataset, and what each puzzle id stands for."""
+    """Writes the splits of a dataset, and the name of each puzzle id."""
     # one file for each array, as HRM's and TRM's loaders expect
     (folder / IDENTIFIERS).write_text(json.dumps(identifiers))
     for split_name, split in splits.items():

@@ -144,7 +144,7 @@ def collect(
     lines, questions, answers = [], [], []
     cells = 0
     for line, question, answer, rating in rows:
-        # the first puzzle says how large all are
+        # the first puzzle gives the size of all
         if not cells and fits(len(question)):
             cells = len(question)
         if not cells or len(question) != cells or len(answer) != cells:
@@ -165,7 +165,7 @@ def collect(
             lines.append(line)
             questions.append(question)
             answers.append(answer)
-    # an empty split could neither be trained on nor asked
+    # an empty split could neither be trained on nor evaluated
     if not lines:
         wanted = "" if min_difficulty is None else f" of --min-difficulty {min_difficulty} or more"
         raise ConfigError(
@@ -188,7 +188,7 @@ def codes(puzzles: np.ndarray) -> list[str]:
 
 
 def write_list(folder: Path, boards: Mapping[str, Boards]) -> None:
-    """Says which boards a dataset has, without showing them."""
+    """Lists the boards of a dataset by hash."""
     listed = {name: codes(puzzles) for name, (puzzles, _) in boards.items()}
     (folder / LIST).write_text(json.dumps(listed) + "\n")
 

@@ -41,7 +41,7 @@ SIZES = {size * size: size for size in BOXES}
 def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Boards:
     """Turns rows into boards of digits. An error names the line."""
     lines, questions, answers = collect(file, rows, min_difficulty, SIZES.get, "16, 36, 81 or 256")
-    # a character that stands for nothing is token 0
+    # a character without a meaning is token 0
     inputs = tokens_of("sudoku", questions)
     labels = tokens_of("sudoku", answers)
     # the answer must be a solved board that keeps every digit of its question

@@ -126,7 +126,7 @@ def write_tokens(
     folder: Path, tokenizer: Tokenizer, documents: Iterator[tuple[str, str, int]], total: int
 ) -> tuple[dict[str, dict[str, int]], int, bool]:
     """Writes the tokens of both splits. Returns the tokens in each file, the bytes of the text, and
-    whether its tokens stand for as many. `total` is the size of the input, if it is known.
+    whether its tokens have as many. `total` is the size of the input, if it is known.
     """
     # as few bytes as the vocabulary needs, in files that are written as they fill
     sizes = np.array(tokenizer.token_bytes)

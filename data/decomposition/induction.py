@@ -1,5 +1,5 @@
-"""Texts of the induction-head task, as functions of seed, step and shard: a marker S stands before
-a token M and again at the end, where M is the answer.
+"""Texts of the induction-head task, as functions of seed, step and shard: a marker S comes before a
+token M and again at the end, where M is the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InductionKeys(Keys):
     """Tokens of a text; BEGIN, a token, S, M and S need five"""
 
     prefix_window: Annotated[int, Field(ge=2)] | None
-    """The marker stands among so many tokens; null: anywhere"""
+    """The marker is among so many first tokens; null: anywhere"""
 
     held_out: PositiveInt
     """Texts in the evaluation set"""
@@ -64,10 +64,10 @@ class InductionSource(DrawnSource):
         return self._eval_sets
 
     def draw(self, rows: int, rng: np.random.Generator) -> Arrays:
-        # M may be any token, also one that stands elsewhere in the text; S stands nowhere else
+        # M may be any token, also one that occurs elsewhere in the text; S occurs nowhere else
         tokens = rng.integers(1, self._marker, (rows, self._seq_len), dtype=np.int32)
         answer = rng.integers(1, self._marker, rows, dtype=np.int32)
-        first = 1 + rng.integers(1, self._window, rows)  # BEGIN and one token stand before it
+        first = 1 + rng.integers(1, self._window, rows)  # BEGIN and one token precede it
         row = np.arange(rows)
         tokens[:, 0], tokens[:, -1] = BEGIN, self._marker
         tokens[row, first], tokens[row, first + 1] = self._marker, answer

@@ -94,7 +94,7 @@ def small_digits() -> tuple[Images, Images]:
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     held_out = np.zeros(len(labels), bool)
     held_out[by_class[::5]] = True
-    # 20×20 within a margin, as MNIST's digits lie in their images
+    # 20×20 within a margin, as in MNIST's images
     larger = torch.nn.functional.interpolate(
         torch.from_numpy(pixels[:, None] / 16), size=(20, 20), mode="bilinear"
     )

@@ -65,7 +65,7 @@ class PackedWindows:
                 labels[row, filled : filled + size] = tokens[1:]
                 documents[row, filled : filled + size] = number
                 filled += size
-        # one look at the batch; only a wrong token makes it worth finding where it stands
+        # one check of the batch; only a wrong token is worth locating
         largest = max(tokens.view(np.uint32).max(initial=0) for tokens in (inputs, labels))
         if largest >= self._corpus.vocab_size:
             self._check(indices)

@@ -200,7 +200,7 @@ def _parquet_rows(where: str, path: Path, field: str, wanted: range) -> Iterator
 
 
 def place_of(text: str) -> float:
-    """Returns where a document stands from 0 to 1: by its content, however often it comes."""
+    """Returns a number from 0 to 1 that depends on the document's content alone."""
     return zlib.crc32(text.encode(errors="surrogatepass")) / (1 << 32)
 
 

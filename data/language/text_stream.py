@@ -32,7 +32,7 @@ from utils.errors import ConfigError, short
 DOCUMENTS_AT_ONCE = 16  # documents tokenized at once
 SCANNED = 1 << 16  # documents searched for held-out ones, at most
 
-READ_OFTEN = 1.5  # times that files are read; a run says so from here on
+READ_OFTEN = 1.5  # passes over the files; a run warns from here on
 
 Cursor = Mapping[str, int]
 Position = tuple[int, int]  # a file of the shard, and the next row in it

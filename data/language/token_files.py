@@ -39,7 +39,7 @@ class Corpus:
     files: Mapping[str, list[np.ndarray]]  # of each split
     vocab_size: int
     fingerprint: str
-    begin: int | None = None  # the id that stands before each document
+    begin: int | None = None  # the id before each document
     tokenizer: Tokenizer | None = None
     token_bytes: tuple[int, ...] = ()
     names: Mapping[str, list[str]] = field(default_factory=dict)  # of the files, in messages
@@ -70,7 +70,7 @@ def open_corpus(
             f"{key}: no such folder; build one with python -m data.build.tokens --output-dir"
             f" {folder}"
         )
-    # what the folder says of itself, and what is really in it
+    # the folder's dataset.json, and the files in it
     described = _describe(key, folder / "dataset.json")
     paths = _find(key, folder)
     size = vocab_size
@@ -91,7 +91,7 @@ def open_corpus(
         raise ConfigError(
             f"{key}: dataset.json lists {brief(lost[0])}, which is not there; copy it again"
         )
-    # the user's word counts: dataset.json may come from elsewhere
+    # the user's keys count more: dataset.json may come from elsewhere
     begin = described.begin_token if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
@@ -103,7 +103,7 @@ def open_corpus(
                     f"{key}: {name} holds token {block.max()}, but vocab_size={size}; give the"
                     " right vocabulary"
                 )
-    # ids beyond those that dataset.json describes stand for no text
+    # ids beyond those that dataset.json describes have no text
     token_bytes = described.token_bytes
     if token_bytes:
         token_bytes = (*token_bytes, *[0] * (size - len(token_bytes)))
@@ -126,7 +126,7 @@ def _find(key: str, folder: Path) -> dict[str, dict[str, Path]]:
     def add(split: str, path: Path) -> None:
         paths[split][path.relative_to(folder).as_posix()] = path
 
-    # the split stands in a file's name, or is the name of its folder
+    # a file's name contains the split, or its folder is named so
     for path in _token_files(folder):
         named = [split for split in SPLITS if split in path.stem]
         if len(named) != 1:

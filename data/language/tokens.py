@@ -47,8 +47,8 @@ class EmbeddedText(Keys):
 
 
 class TextKeys(SampleKeys):
-    """The keys of every source of text. Two stand for root keys, which say whether it is the same
-    run.
+    """The keys of every source of text. Two have the values of root keys, which tell whether it is
+    the same run.
     """
 
     tokens_per_update: Annotated[PositiveInt | None, SAME_RUN] = None

@@ -162,7 +162,7 @@ class Said:
                 passage, text, labels, said = (
                     rows[f"{name}_{number}"][at] for name in ("passage", "text", "labels", "said")
                 )
-                # what is predicted stands among what is read: a question before its answer
+                # predicted tokens follow tokens that are read: a question, then its answer
                 counts, read = labels != IGNORE, torch.cat((text[1:], labels[-1:]))
                 texts = [
                     text_of(reader, torch.cat((text[:1], torch.where(counts, told, read))))

@@ -1,6 +1,6 @@
 """Lists of facts, some of which are asked for later: each is a letter and two digits.
 
-Every fact is needed: the answers can be read from the list, and nobody could know them without it.
+Every fact is needed: the answers can be read from the list, and not be known without it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def draw_lists(
     """
     lists = []
     for _ in range(count):
-        # letters and numbers are drawn without regard to each other: only the list tells which go
-        # together
+        # letters and numbers are drawn independently: only the list tells which belong together
         facts = most if least is None else int(rng.integers(least, most + 1))
         keys = rng.permutation(list(ascii_letters))[:facts].tolist()
         values = [f"{value:02}" for value in rng.integers(100, size=facts).tolist()]
@@ -104,7 +103,7 @@ class FactTextKeys(Sizes):
     """The longest list with its questions, in tokens"""
 
     least: PositiveInt
-    """Facts in the shortest lists of training: from short ones a net learns to look up"""
+    """Facts in the shortest lists of training: short ones teach a net to look up"""
 
     def check(self) -> None:
         """Raises ConfigError for keys that do not go together."""

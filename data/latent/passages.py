@@ -67,7 +67,7 @@ class PassageKeys(AskKeys):
     """Tokens that latents replace"""
 
     gap: NonNegativeInt
-    """Tokens after the passage that nobody reads, so that its end is worth less"""
+    """Tokens after the passage that no reader sees, so that its end helps less"""
 
     text: PositiveInt
     """Tokens after the gap, which are predicted"""
@@ -138,7 +138,7 @@ class PassageSource(EpochSource):
                 f"data.passage_len={keys.passage_len}: no file of {corpus.where} has as many"
                 " tokens as a passage, a gap and a text together; give less"
             )
-        # a sample from the whole corpus shows how many of their own tokens readers need
+        # a sample from the whole corpus shows how many tokens each reader needs
         spread = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(np.int64)
         readers = open_readers(keys.readers, train.texts(train.tokens(spread)))
         train.readers = held_out.readers = readers

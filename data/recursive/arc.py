@@ -1,6 +1,6 @@
 """ARC grids as tokens, their symmetries, and the names of augmentations.
 
-A grid lies on a 30×30 canvas: colour c is token c + 2, end tokens follow its last row and its last
+A grid is on a 30×30 canvas: colour c is token c + 2, end tokens follow its last row and its last
 column, the rest is pad.
 """
 
@@ -129,7 +129,7 @@ class Augmentations:
     puzzle: np.ndarray  # into names, by id
     symmetry: np.ndarray
     colours: np.ndarray  # (ids, 10)
-    original: np.ndarray  # whether an id stands for the puzzle as it was
+    original: np.ndarray  # whether an id is that of the original puzzle
 
 
 def read_augmentations(key: str, folder: Path, ids: np.ndarray) -> Augmentations:

@@ -133,7 +133,7 @@ class ArcVotes:
         pair, augmentation = self._pairs.asked(indices)
         how = self._pairs.augmentations
         rows = slice(len(indices))  # without padding
-        # VOCAB is no colour, either
+        # VOCAB is not a colour, either
         answers = outputs["answer"][rows].clamp(0, VOCAB).to(torch.uint8).cpu().numpy()
         # back to the puzzle as it was, where answers to its augmentations can agree
         grids, _, _ = undone(answers, how.symmetry[augmentation], how.colours[augmentation])
@@ -240,7 +240,7 @@ class ArcVotes:
 
 
 def _attempts(grids: Sequence[list]) -> dict[str, list]:
-    """A single answer stands twice; without any, the grids are empty."""
+    """A single answer is given twice; without any, the grids are empty."""
     first = grids[0] if grids else []
     filled = [*grids, *[first] * (ATTEMPTS - len(grids))]
     return {f"attempt_{number}": grid for number, grid in enumerate(filled, 1)}

@@ -124,7 +124,7 @@ TASK = TypeAdapter(Task)
 
 
 def task_for(shapes: set[tuple[int, int]], symbols: int, ids: dict[str, int]) -> Task:
-    """Describes grids of these shapes. They lie on a square, unless all are of one shape."""
+    """Describes grids of these shapes. They are padded to a square, unless all are of one shape."""
     rows, columns = max(shapes)
     side = max(map(max, shapes))
     padded = len(shapes) > 1

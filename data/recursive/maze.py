@@ -23,8 +23,8 @@ LONGEST_SIDE = 64  # the generator keeps a row of cells in the bits of a number
 BOARDS_AT_ONCE = 2048  # boards that the generator tries at once
 CARVED_AT_ONCE = 64  # those with one path: nearly each of them is long enough
 WALLS = (77, 129)  # of 256 cells, drawn anew for each board: 30 to 50 %
-LOOKS = 8  # steps between two looks at which boards go on
-MANY = 32  # goals in a board that is kept for sure
+LOOKS = 8  # steps between two checks of which boards go on
+MANY = 32  # goals in a board that is always kept
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def solve(tokens: np.ndarray) -> np.ndarray | None:
 
 
 def solve_all(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whether a path leads through each maze, as 0 or 1, and the mazes with a shortest one;
-    zeros if there is none.
+    """Returns 1 for each maze with a path, else 0, and the mazes with a shortest path; zeros
+    without one.
     """
     counts, answers = np.zeros(len(inputs), np.int64), np.zeros_like(inputs)
     for number, tokens in enumerate(inputs):
@@ -155,7 +155,7 @@ def is_square(cells: int) -> bool:
 
 
 def is_maze(inputs: np.ndarray, labels: np.ndarray) -> bool:
-    """Returns whether rows are mazes with their answers, and no other data with as many tokens."""
+    """True for mazes with their answers, not for other data with as many tokens."""
     if not len(inputs) or not is_square(inputs.shape[1]):
         return False
     ends = all(((inputs == end).sum(1) == 1).all() for end in (START, GOAL))
@@ -169,7 +169,7 @@ def keeps_maze(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
 
 
 def leads(inputs: np.ndarray, answers: np.ndarray) -> np.ndarray:
-    """Returns whether each answer is its maze with one shortest path marked and nothing else."""
+    """True for answers that mark one shortest path of their maze, and change nothing else."""
     # a second search sees marked cells alone: the marks must lead through, and mark
     # nothing else
     kept = keeps_maze(inputs, answers).all(1)

@@ -63,7 +63,7 @@ class OwnPuzzles(Examples):
             self.inputs = np.stack([_tokens(*line, kind, seq_len) for line in named])
             # labels to compare with, and a verdict for boards that the net has never seen solved
             solve = sudoku.solve if kind == "sudoku" else maze.solve_all
-            # solutions: 2 stands for several, and -1 if the solver gives up
+            # solutions: 2 is several, and -1 if the solver gives up
             self.counts, self.solutions = solve(self.inputs)
         # a label only where there is one right answer
         known = (self.counts[:, None] == 1) & (self.solutions != PAD)
@@ -140,7 +140,7 @@ def _tokens(where: str, text: str, kind: str, cells: int) -> np.ndarray:
         text = "".join(text.split())
     if len(text) != cells:
         raise ConfigError(f"{where} has {len(text)} cells, not {cells}; give all")
-    # 0 stands for a character that has no meaning
+    # 0 is a character without a meaning
     tokens = tokens_of(kind, [text])[0].astype(np.int32)
     # characters of another kind or size, or a maze without its ends, would be answered with
     # nonsense

@@ -31,7 +31,7 @@ ARRAYS = {
     "puzzle_indices": 1,
     "group_indices": 1,
 }
-SAMPLED_ROWS = 1024  # looked at to see of what kind the puzzles are
+SAMPLED_ROWS = 1024  # rows read to recognise the kind of the puzzles
 MOST_IDS = 2**31 - 1  # ids travel as int32
 DAMAGED = "the dataset is damaged, build or download it again"
 # sets name files, on reading and on evaluation
@@ -96,7 +96,7 @@ def plain_split(
 ) -> PuzzleSplit:
     """Makes one set without puzzle identities: groups of `copies` puzzles of one example each."""
     rows, seq_len = inputs.shape
-    # 0 is padding and the label to ignore, and the one id stands for no puzzle
+    # 0 is padding and the label to ignore, and the only id is that of no puzzle
     metadata = Metadata(
         pad_id=0,
         ignore_label_id=0,
@@ -137,7 +137,7 @@ def read_split(key: str, folder: Path, split: str) -> PuzzleSplit:
             " see data/README.md"
         )
     where = f"{key}: {split}/dataset.json"
-    # what the dataset says of itself, then whether its arrays agree
+    # the dataset's own description, then whether its arrays agree
     metadata = read_json(folder / split / "dataset.json", METADATA, DAMAGED, where)
     entries = asdict(metadata)
     for name, bound in (

@@ -15,12 +15,12 @@ from data.recursive.maze import CHARACTERS, FREE, is_maze, leads
 from data.recursive.sudoku import BLANK, BOXES, DIGITS
 
 GAP = "    "
-NOTHING = "?"  # a token that can stand in no cell
+NOTHING = "?"  # a token that no cell may hold
 NOT_COUNTED = "-"  # a cell without a label
 
 
 def tokens_of(kind: str, texts: Sequence[str]) -> np.ndarray:
-    """Returns the tokens of equally long puzzles, and 0 for what stands for none."""
+    """Returns the tokens of equally long puzzles, and 0 for other characters."""
     written = dict.fromkeys("._", BLANK) | {digit: BLANK + i for i, digit in enumerate(DIGITS)}
     written |= {digit.lower(): token for digit, token in written.items()}
     if kind == "maze":
@@ -96,7 +96,7 @@ def drawn(
 ) -> list[str]:
     """Draws a puzzle and the answer side by side, wrong cells marked `x`."""
     width = task.columns if task else round(len(inputs) ** 0.5)
-    # an x takes a cell's place in a maze, and stands behind the cell elsewhere
+    # an x replaces a cell of a maze, and follows other cells
     given = [*characters(kind, inputs)]
     answer = characters(kind, task.shown(prediction) if task else prediction)
     cells = [cell + ("x" if bad else " ") for cell, bad in zip(answer, wrong, strict=True)]

@@ -20,7 +20,7 @@ DIGITS = "0123456789ABCDEFG"  # as a board is written, by their values
 BLANK = 1  # its token; 0 is padding
 # boards searched together: bounds memory, and makes the search go deep before it goes wide
 WIDTH = 4096
-NARROW = 16  # boards searched together where there is no end of solutions
+NARROW = 16  # boards searched together if they have very many solutions
 # guesses at which `solve` gives up; a board of size 9 with one solution takes fewer
 DEEP = 20_000
 UNLIMITED = 1 << 60
@@ -55,7 +55,7 @@ def geometry(size: int) -> Geometry:
 
 
 def is_solved(boards: np.ndarray, size: int) -> np.ndarray:
-    """Returns whether each board holds every digit once in every row, column and box."""
+    """True for boards that hold every digit once in every row, column and box."""
     geo = geometry(size)
     bits = np.where(boards > 0, 1 << np.clip(boards.astype(np.int64) - 1, 0, 15), 0)
     return (np.bitwise_or.reduce(bits[:, geo.units], axis=2) == geo.full).all(axis=1)

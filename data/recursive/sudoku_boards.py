@@ -170,7 +170,7 @@ def spoil(
         board = np.arange(len(left))
         spoiled[board, cell] = rng.integers(1, size + 1, len(left))
         bits = np.where(spoiled > 0, 1 << spoiled.astype(np.int64), 0)[:, geometry(size).units]
-        # powers of two: their sum is their union where none stands twice
+        # powers of two: their sum is their union if none occurs twice
         plain = (bits.sum(axis=2) == np.bitwise_or.reduce(bits, axis=2)).all(axis=1)
         done = plain & (search(to_masks(spoiled, size), size, limit=1).counts == 0)
         puzzles[left[done]] = spoiled[done]

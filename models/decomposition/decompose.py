@@ -53,7 +53,7 @@ class Losses(Keys):
     """The keys under `arch.loss`: coefficients of losses, and what else `Decompose` needs."""
 
     faithfulness: NonNegativeFloat
-    """Mean square of what the components of a matrix do not add up to"""
+    """Mean square of a matrix minus the sum of its components"""
     stochastic: NonNegativeFloat
     """With all matrices masked at random"""
     layerwise: NonNegativeFloat
@@ -112,7 +112,7 @@ class Decompose(Objective):
         check_known(model, keys.known)
 
     def prepare(self, dist: Dist, source: Any, noise: Noise) -> None:
-        """Lets components begin at inputs if `arch.init` says so, and trains them on faithfulness
+        """Starts components at inputs with `arch.init=inputs`, and trains them on faithfulness
         alone.
         """
         if self.model.init == "inputs":
@@ -157,7 +157,7 @@ class Decompose(Objective):
             terms["faithfulness"] = self._faithfulness() * rows
         if self.coefficients["minimality"]:
             terms["minimality"] = self._minimality(examples, ctx)
-        # terms are sums over rows, also where one row stands for several
+        # terms are sums over rows, also where one row represents several
         weight = torch.full((), rows, device=examples.x.device)
         loss = torch.stack([self.coefficients[name] * term for name, term in terms.items()]).sum()
         # how many components a row needs on average
@@ -204,7 +204,7 @@ class Decompose(Objective):
         labels = batch["labels"]
         counted = labels != IGNORE
         total = counted.sum()
-        # three masked nets; the headline is `rounded`, as a decomposition claims that the needed
+        # three masked nets; the main metric is `rounded`, as a decomposition claims that the needed
         # components suffice
         masks_by_name = {
             "unmasked": torch.ones_like(gates),
@@ -254,8 +254,8 @@ class Decompose(Objective):
         return batch["inputs"].to(self.model.dtype), None
 
     def _rows_to_compute(self, inputs: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the indices of the rows to compute, and how many rows each stands for; None: all
-        rows, each for itself.
+        """Returns the indices of the rows to compute, and how many equal rows each represents;
+        None: all rows, each itself.
 
         If all matrices read zeros in a row, masks do not change its outputs, so its error is 0, and
         its gates are those of all such rows. One of them is computed for all. Not on a GPU, which
@@ -306,8 +306,8 @@ class Decompose(Objective):
         return terms
 
     def _error(self, out: Tensor, target_out: Tensor) -> Tensor:
-        """Returns the error of each row. Where only the ends of texts count, an end stands for all
-        positions of its text, so that means over positions are means over texts.
+        """Returns the error of each row. Where only the ends of texts count, the error of an end is
+        that of all positions of its text, so that means over positions are means over texts.
         """
         if not self.last_alone:
             return self._row_errors(out, target_out)
@@ -353,7 +353,7 @@ class _Examples:
     gates: Tensor
     batch: int  # the size of the batch
     rows: Tensor | None  # indices of these rows in the batch, if they are not all
-    repeats: Tensor | None  # how many rows each stands for, if not for itself alone
+    repeats: Tensor | None  # how many rows each represents, if not itself alone
 
     def shape(self, passes: int, width: int) -> tuple[int, ...]:
         """Returns the shape of draws for the whole batch."""

@@ -1,7 +1,7 @@
 """The induction-head task: a net of two layers of attention without MLPs, and its objective.
 
-A head of the first layer notes which token stood before each token, and one of the second finds
-the place after the last token's earlier occurrence.
+A head of the first layer notes which token precedes each token, and one of the second finds the
+place after the last token's earlier occurrence.
 """
 
 # B batch, L positions, D width, H heads, K width of a head, V vocabulary
@@ -88,7 +88,7 @@ class AttentionAlone(nn.Module):
         self.register_buffer("positions_LD", positions_LD, persistent=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        # values without positions: what is copied does not depend on where it stood
+        # values without positions: what is copied does not depend on its place
         positions_LD = self.positions_LD[: x_BLD.shape[1]].to(x_BLD.dtype)
         q, k = self.q_proj(x_BLD) + positions_LD, self.k_proj(x_BLD) + positions_LD
         q_BHLK, k_BHLK, v_BHLK = (

@@ -53,7 +53,7 @@ class Seam:
         return F.embedding(x, matrix) if self.indexed else x @ matrix
 
     def original(self, x: Tensor) -> Tensor:
-        """Computes the net's own outputs, also while the matrix is replaced."""
+        """Computes the original outputs, also while the matrix is replaced."""
         if self.part is None:
             return type(self.module).forward(self.module, x)
         weight = self._rows_of(self.module.weight).to(x.dtype)
@@ -126,7 +126,7 @@ def replaced(seams: Mapping[str, Seam], instead: Mapping[str, Compute]) -> Itera
 
 def _in_parts(module: Any, parts: list[tuple[Seam, Compute]], x: Tensor) -> Tensor:
     """Computes a fused matrix part by part. Parts without a replacement use its own weights."""
-    # from the first output to the last; what lies between the replaced parts is computed as before
+    # from the first output to the last; outputs between the replaced parts are computed as before
     pieces, done = [], 0
     for seam, compute in sorted(parts, key=lambda part: part[0].part or (0, 0)):
         first, end = seam.part or (0, 0)

@@ -47,7 +47,7 @@ class Usage:
             prediction.outputs[name][: len(indices)] for name in ("gates", "live", "counted")
         )
         inputs = batch["inputs"][: len(indices)]
-        # a feature's example may have several; the largest stands for it
+        # a feature's example may have several gates; the largest counts
         what_BL = inputs if self._kind == "token" else inputs.abs().argmax(-1)
         if what_BL.ndim == 1:  # toy models have no positions
             what_BL, counted = what_BL.unsqueeze(1), counted.unsqueeze(1)
@@ -188,7 +188,7 @@ def _measured(
     values_CT, rows_CT = ordered_NC.values[:TOP].t(), ordered_NC.indices[:TOP].t()
     # padding for fewer places than TOP, so that the rows of all batches and ranks can be merged
     missing = TOP - values_CT.shape[1]
-    # what stands around the places that need each component most
+    # the tokens around the places that need each component most
     tokens_CTX = _contexts_of(what_BL, example_N[rows_CT], position_N[rows_CT], around)
     totals = {
         "live": live_NC.sum(0),
@@ -203,8 +203,8 @@ def _measured(
 
 
 def _drawn(where_N: Tensor, position_N: Tensor) -> Tensor:
-    """Returns a number for each place, which orders places as if by chance, and at any number of
-    ranks alike: the first texts would otherwise fill the contexts of all gates that reach 1.
+    """Returns a pseudorandom number for each place, the same at any number of ranks. In order of
+    places, the first texts would fill the contexts of all gates that reach 1.
     """
     return (where_N.long() * (1 << 32) + position_N) * GOLDEN
 
@@ -213,7 +213,7 @@ def _contexts_of(
     what_BL: Tensor, example_CT: Tensor, position_CT: Tensor, around: tuple[int, int]
 ) -> Tensor:
     """Returns the tokens around each place, -1 beyond a text's ends."""
-    # clamp before indexing, then mask what lies beyond the ends
+    # clamp before indexing, then mask places beyond the ends
     offsets_X = torch.arange(-around[0], around[1] + 1, device=what_BL.device)
     places_CTX = position_CT.unsqueeze(-1) + offsets_X
     inside_CTX = (places_CTX >= 0) & (places_CTX < what_BL.shape[1])

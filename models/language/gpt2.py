@@ -146,7 +146,7 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"config.json has {key}={brief(config[key])}; only {neutral} can be read"
             )
-    # transformers' own defaults stand in for keys that a config.json leaves out
+    # transformers' own defaults replace keys that a config.json leaves out
     known = {key: config[key] for key in Shape.model_fields if key in config}
     return {"_target_": f"{__name__}.GPT2"} | known
 

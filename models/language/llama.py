@@ -102,7 +102,7 @@ def arch_of(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"config.json has {key}={brief(full[key])}; it must be a whole number of at least 1"
             )
-    # what our net cannot do must be off, or its numbers would be wrong without a word
+    # options that our net lacks must be off, or its numbers would be wrong without an error
     rope = _rope_of(full)
     _check_neutral(kind, full, rope)
     # the same facts under our names
@@ -235,7 +235,8 @@ def read(folder: Path, shape: Shape, vocab_size: int) -> dict[str, Tensor]:
 
 
 def _unfit(folder: Path, what: str, remedy: str = "") -> ConfigError:
-    """An error about a published folder; `said_of` has the key, where it is another one."""
+    """An error about a folder of Hugging Face; `said_of` is the key in the message, if it is
+    another one."""
     return ConfigError(what, key="init_from", value=folder, remedy=remedy)
 
 
@@ -311,7 +312,7 @@ def write(
 
 
 def export(*arguments: str) -> str:
-    """Writes a run's weights, and returns a line that says so."""
+    """Writes a run's weights, and returns a line about it."""
     if len(arguments) != 2:
         raise ConfigError(
             "usage: python -m models.language.llama CHECKPOINT FOLDER    (a run folder or a step_*"

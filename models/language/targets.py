@@ -1,6 +1,4 @@
-"""Trained nets that other nets are about, frozen: read from a run, or from a folder of Hugging
-Face.
-"""
+"""Trained, frozen nets that other nets study: read from a run, or from a folder of Hugging Face."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def _net(key: str, arch: Any, path: str, spec: Spec, forward_dtype: str) -> nn.M
         )
     keys = {name: value for name, value in arch.items() if name != "loss"}
     keys["forward_dtype"] = forward_dtype
-    if "recompute" in keys:  # dropout is off without a word, as in an evaluation
+    if "recompute" in keys:  # dropout is off, as in an evaluation
         keys["recompute"] = False
     try:
         return make(keys, "arch", spec)

@@ -1,4 +1,4 @@
-"""Trains latents that stand for a passage, and measures how much of it they keep."""
+"""Trains latents that replace a passage, and measures how much of it they keep."""
 
 # B batch, L positions, T positions of a text, V vocabulary, M latents, W numbers of a latent,
 # N ways
@@ -136,7 +136,7 @@ class Compress(Objective):
         return losses
 
     def predict(self, batch: Batch) -> Prediction:
-        """Scores texts after latents, and after all that could stand in their place; or continues
+        """Scores texts after latents, and after the baselines of `stand_ins.py`; or continues
         prompts, if the batch has no texts to score.
         """
         if "labels_0" not in batch:

@@ -64,8 +64,8 @@ def mean_of_pieces(length: int, count: int) -> Tensor:
 
 
 class Resample(nn.Module):
-    """Turns `length` vectors into `slots` others, which lie evenly spread among them. A slot begins
-    as the mean of its piece, and sees all vectors and slots in each layer.
+    """Turns `length` vectors into `slots` others, evenly spread among them. A slot begins as the
+    mean of its piece, and sees all vectors and slots in each layer.
     """
 
     cos: Tensor

@@ -1,6 +1,4 @@
-"""The table of what stands in the place of a passage: its size, and how much of the passage's worth
-it keeps.
-"""
+"""The table of what replaces a passage: its size, and how much of the passage's benefit is kept."""
 
 # P passages, N ways
 

@@ -1,4 +1,4 @@
-"""Stand-ins for a passage, and how well a frozen model predicts after each."""
+"""Baselines that replace a passage, and how well a frozen model predicts after each."""
 
 # B batch, L positions of a passage, P of a prefix, T of a text, M latents, W numbers of a latent,
 # D width of a reader, V its vocabulary, H heads of keys, G queries that share one, Q queries
@@ -38,8 +38,8 @@ WAYS = {
 def scores_after(
     model: Prefix, number: int, batch: Batch, z_BMW: Tensor, other_BMW: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Returns for each way the nats of each text after it, and the tokens that are right [B, 2];
-    and the likeliest tokens after the latents [B, T].
+    """Returns, for each replacement, the nats of each text after it, and the tokens that are right
+    [B, 2]; and the likeliest tokens after the latents [B, T].
     """
     where = model.device_of(number)
     passage_BL, text_BT, labels_BT = (
@@ -83,7 +83,7 @@ def whole(model: Prefix, number: int, passage_BL: Tensor, text_BT: Tensor) -> Te
 
 def _streams(model: Prefix, number: int, passage_BL: Tensor) -> Mapping[str, tuple[Tensor, Tensor]]:
     """Vectors that a reader reads like tokens, and which of them are there."""
-    # stand-ins get as many positions as there are latents, or as many bytes
+    # baselines get as many positions as there are latents, or as many bytes
     net, seen_BL = model.net(number), passage_BL >= 0
     embedded_BLD = net.embed(passage_BL.clamp_min(0))
     places = model.places(passage_BL)

@@ -143,7 +143,7 @@ class ActObjective(Objective):
         if sizes.halt_max_steps == 1:
             return last
         wants = self.model.wants_to_halt(q_B2)
-        # without exploring, a net that halts early would never see what more steps are worth; the
+        # without exploring, a net that halts early would never learn the value of more steps; the
         # host draws so few numbers faster than a GPU, and the same ones
         noise = replace(ctx.noise, device=torch.device("cpu"))
         explores = noise.uniform("explore", steps.shape) < sizes.halt_exploration_prob
@@ -186,7 +186,7 @@ class ActObjective(Objective):
             "lm_loss": (token_loss.detach(), weight),
             "q_halt_loss": (halt_loss.detach(), weight),
         }
-        # HRM's second Q value: what another step of thinking would be worth
+        # HRM's second Q value: that of another step of thinking
         if target is not None:
             continue_loss = _q_loss(q_B2[:, 1], target, valid_B)
             loss = loss + 0.5 * continue_loss

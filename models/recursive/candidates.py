@@ -54,7 +54,7 @@ class UnitMixer(Mixer):
         height = next(height for height in range(math.isqrt(side), 0, -1) if side % height == 0)
         row_T, column_T = torch.arange(side**2) // side, torch.arange(side**2) % side
         box_T = row_T // height * height + column_T // (side // height)
-        # two cells hear each other if they lie in the same unit; dividing by √side keeps the
+        # two cells exchange messages if they are in the same unit; dividing by √side keeps the
         # variance
         unit_HT = torch.stack((row_T, column_T, box_T))
         weight_HTT = side**-0.5 * (unit_HT[:, :, None] == unit_HT[:, None])
@@ -65,8 +65,8 @@ class UnitMixer(Mixer):
 
 
 class CandidateInner(nn.Module):
-    """The net itself, which is compiled. In a pass, candidates hear of those with the same digit in
-    other cells, and of those of their cell.
+    """The net itself, which is compiled. In a pass, candidates receive messages from those with the
+    same digit in other cells, and from those of their cell.
     """
 
     start: Tensor
@@ -159,7 +159,7 @@ class CandidateNet(nn.Module):
 
 
 def what_is_known(inputs_BT: Tensor, board_BT: Tensor, side: int) -> Tensor:
-    """Returns whether each candidate is open, given, guessed or excluded by its cell's digit.
+    """Returns the state of each candidate: open, given, guessed, or excluded by its cell's digit.
 
     `inputs` are the tokens of the puzzle, `board` the same with guesses in some blanks.
     """

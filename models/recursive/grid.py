@@ -1,5 +1,5 @@
 """Value iteration (Tamar et al. 2016, arXiv 1602.02867) under a recurrent convolution, for square
-grids such as mazes. One rule holds in every cell; word travels one cell in each pass.
+grids such as mazes. One rule holds in every cell; information travels one cell in each pass.
 """
 
 # B batch, L positions (one for halting, then the T cells), S side, D width, P puzzle width, F gates
@@ -47,7 +47,7 @@ class GridBlock(nn.Module):
 
 class GridSizes(SequenceSizes):
     value_iteration: bool
-    """false: cells hear of their neighbours alone, and `L_cycles` has no effect"""
+    """false: cells see their neighbours alone, and `L_cycles` has no effect"""
 
 
 class GridInner(SequenceInner):

@@ -61,7 +61,7 @@ class GuessKeys(Rules):
     revealed: Fraction
     """In half of the boards, up to this share of the blanks is given"""
     corrected: Fraction
-    """Share of the guesses of training that are put right"""
+    """Fraction of the guesses in training that are corrected"""
     wrong_steps: Annotated[int, Field(ge=0, le=1000)]
     """Steps in training after a wrong guess"""
     value_weight: NonNegativeFloat
@@ -186,7 +186,7 @@ class GuessObjective(Objective):
         board_BT, cell_B, open_B = fill_in(carry.board, p_BTN, self.keys.sure, noise)
         guesses_B = open_B & (carry.steps >= self.keys.think_steps)
 
-        # the guess: drawn from the net's own probabilities, or put right
+        # the guess: drawn from the net's own probabilities, or corrected
         below_BN = p_BTN[slots_B, cell_B].cumsum(-1)
         drawn_B1 = noise.uniform("digit", cell_B.shape)[:, None] * below_BN[:, -1:]
         digit_B = (below_BN <= drawn_B1).sum(-1).clamp_max(self.model.side - 1) + BLANK + 1
@@ -199,7 +199,7 @@ class GuessObjective(Objective):
         # a board with a wrong guess goes on for a while: the value learns from it
         wrong_B = ((board_BT != BLANK) & (labels_BT != IGNORE) & (board_BT != labels_BT)).any(-1)
         lost_B, steps_B = torch.where(wrong_B, carry.lost + 1, carry.lost), carry.steps + 1
-        full_B = (carry.board != BLANK).all(-1)  # as the net has just seen it
+        full_B = (carry.board != BLANK).all(-1)  # the board that the net has just seen
         done_B = full_B | (steps_B >= self.keys.board_steps) | (lost_B > self.keys.wrong_steps)
         return GuessCarry(state, board_BT, steps_B, lost_B, done_B, carry.batch)
 

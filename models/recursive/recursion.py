@@ -161,7 +161,7 @@ class RecursiveNet(nn.Module):
 
     def fresh_state(self, noise: Noise, slots: int, tokens: int) -> State:
         """Returns the initial state: drawn with `random_start`, else the same for every slot."""
-        # random starts teach a net to reach its answer from anywhere, and make chains differ
+        # random starts teach a net to reach its answer from any state, and make chains differ
         shape, starts = self.inner.state_shape(slots, tokens), self.inner.starts()
         if self.sizes.random_start:
             drawn = (noise.truncated_normal(f"start of {name}", shape) for name in starts)

@@ -22,11 +22,11 @@ from utils.command.marks import SAME_RUN, Keys
 # Nodes that go through the net at once, the shape that it is compiled for: fewer are padded. On a
 # CPU, each of 8 costs no more than each of 64.
 AT_ONCE_ON_CPU, AT_ONCE = 8, 64
-# So many of the boards that wait keep their states, for each puzzle; the others begin anew. That
-# does not change a search that ends within so many boards.
+# For each puzzle, so many of the waiting boards keep their states; the others begin anew. A search
+# that ends within so many boards does not change.
 WITH_STATE = 64
 NEVER = -1e4  # as a logit
-JITTER = 0.2  # in training, cells are guessed whose entropies lie so close to the least, in nats
+JITTER = 0.2  # in training, cells are guessed whose entropy is at most so many nats above the least
 
 
 class Rules(Keys):
@@ -45,8 +45,7 @@ class Rules(Keys):
     search_steps: Annotated[int, Field(ge=1, le=1000), SAME_RUN]
     """Most steps of an evaluation"""
     accept: Annotated[float, Field(gt=0, lt=1), SAME_RUN]
-    """A full board that is right with a higher probability, by the net's own word, ends an
-    evaluation's search
+    """A full board that the net judges right with a higher probability ends an evaluation's search
     """
 
     @property
@@ -184,7 +183,7 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     is: the boards with others in its place are nodes, too.
 
     A node's rank is the log probability that its guesses are right: by the probabilities of all of
-    them and by the value of its parent, which alone takes too many wrong lines for right.
+    them and by the value of its parent, which alone accepts too many wrong lines.
     """
     # the main line: fill in what is sure
     board_NT, cell_N, open_N = fill_in(nodes.board, p_NTD, rules.fill_above)
@@ -196,7 +195,7 @@ def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:
     next_NT = F.one_hot(cell_N, p_NTD.shape[1]).bool() & guesses_N[:, None]
     guessed = children(nodes, p_NTD, next_NT[..., None], rules)
     found = guessed.plus(nodes.take((~guesses_N).nonzero()[:, 0])).plus(instead)
-    # a full board is looked at afresh: a net that took its guesses for right holds on to that
+    # a full board is judged from a fresh state: the old one holds the net's trust in its guesses
     open_N = (found.board == BLANK).any(-1)
     state = torch.where(open_N, found.state, 0)
     return replace(found, state=state, rank=found.rank + found.guesses)

@@ -27,7 +27,7 @@ from utils.errors import ConfigError
 
 class SymbolSizes(Sizes):
     num_heads: PositiveInt
-    """Ways in which cells hear other cells"""
+    """Heads: ways to weigh messages of other cells"""
     symbols: PositiveInt | None
     """So many tokens, the last of the vocabulary, are interchangeable; null: the digits of a
     Sudoku
@@ -47,11 +47,11 @@ class Mixer(nn.Module):
         self.message_proj = Linear(width, width)
 
     def weights(self) -> Tensor:
-        """Returns what each cell hears of each other one, for each head."""
+        """Returns the weight of each cell's message to each other cell, for each head."""
         raise NotImplementedError
 
     def forward(self, x_BTND: Tensor) -> Tensor:
-        # each cell sends one message for each symbol, whoever hears it
+        # each cell sends the same message for a symbol to all cells
         message_BTND = F.gelu(self.message_proj(x_BTND), approximate="tanh")
         weight_HTT = self.weights().to(x_BTND.dtype)
         # heads and cells first: one product for each head sums over cells
@@ -68,7 +68,7 @@ class GridMixer(Mixer):
 
     def __init__(self, width: int, heads: int, side: int) -> None:
         super().__init__(width, heads)
-        # small at first: a cell hears little of the others until it is known which matter
+        # small at first: a cell learns which other cells matter
         std = 0.5 * side**-0.5
         self.rows = nn.Parameter(lecun_normal(heads, side, side, std=std))
         self.columns = nn.Parameter(lecun_normal(heads, side, side, std=std))
@@ -79,8 +79,8 @@ class GridMixer(Mixer):
 
 
 class SymbolBlock(nn.Module):
-    """A gated MLP whose gates also hear the same field of other cells, and the mean of all fields
-    of their own cell.
+    """A gated MLP whose gates also receive the same field of other cells, and the mean of all
+    fields of their cell.
     """
 
     def __init__(self, width: int, hidden: int, mixer: Mixer, eps: float, mlp_norm: bool) -> None:

@@ -76,7 +76,7 @@ class AllReduce(Sync):
         return self.buffers
 
     def _gather(self) -> None:
-        """Copies gradients into the buffers that somebody has set to None or to another tensor."""
+        """Copies gradients that code has set to None or to another tensor into the buffers."""
         for name, parameter in self.parameters.items():
             view = self._views[name]
             if parameter.grad is None:

@@ -53,8 +53,8 @@ class DDP(Sync):
         """A context for the passes of a micro-batch. DDP decides in forward whether it reduces, so
         `no_sync` must contain forward too.
         """
-        # not built in `wrap`, because rehearsals would trigger its hooks; a static graph is learned
-        # from a pass that reduces
+        # not built in `wrap`, because passes that measure memory would trigger its hooks; a static
+        # graph is learned from a pass that reduces
         if self._net is None and (last or not self._static):
             self._net = self._make_ddp()
         self._missing = sum(p.numel() for p in self.parameters.values())

@@ -65,7 +65,7 @@ def job_name(name: str, config: Plain, choices: Mapping[str, str], job: SweepJob
     """
     keys = {override.partition("=")[0].lstrip("+~") for override in job.overrides}
     if "run_name" not in keys:
-        keys.discard("experiment")  # the name is the experiment's, and stands for it
+        keys.discard("experiment")  # the name is the experiment's, and implies it
     nested, fields = OmegaConf.create(config), fields_of(config)
     values = {
         key: choices[key] if key in choices else OmegaConf.select(nested, key)

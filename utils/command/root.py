@@ -67,7 +67,8 @@ class Optim(TypedDict):
 
 
 class Root(Keys):
-    """All keys: the groups, whose keys stand beside the classes that take them, and the rest."""
+    """All keys: the groups, whose keys are defined beside the classes that take them, and the
+    rest."""
 
     arch: Plain
     data: Plain
@@ -93,10 +94,10 @@ class Root(Keys):
     lr: NonNegativeFloat
     """Peak learning rate"""
     lr_min_ratio: Fraction
-    """Final learning rate as a share of lr; 1: constant"""
+    """Final learning rate as a fraction of lr; 1: constant"""
     lr_decay_share: Annotated[float, Field(gt=0, le=1)] | None
-    """null: the rate falls along half a cosine; a share: the rate is constant until this share
-    of the steps is left, then falls linearly
+    """null: the rate falls along half a cosine; a fraction: the rate is constant until this
+    fraction of the steps is left, then falls linearly
     """
     lr_warmup_steps: NonNegativeInt
     """Steps of linear warmup to lr"""
@@ -118,7 +119,7 @@ class Root(Keys):
     that short runs are not judged by the weights that they began with
     """
     trial: Annotated[bool, SAME_RUN]
-    """Before the first step of a new run, try whether its data and net keep the laws that make it
+    """Before the first step of a new run, check that its data and net keep the laws that make it
     the same run at any number of ranks
     """
     seed: Annotated[int, Field(ge=0, lt=2**63)]
@@ -176,7 +177,7 @@ class Root(Keys):
     checkpoint: Annotated[str | None, SAME_RUN, A_PATH]
     """The run folder, checkpoint or weights that eval_only evaluates"""
     eval_batch_size: Annotated[PositiveInt | None, SAME_RUN]
-    """null: one rank's share of the global batch at 8 ranks, at most 1024"""
+    """null: an eighth of the global batch, at most 1024"""
     eval_examples: Annotated[PositiveInt | None, SAME_RUN]
     """Evaluate only so many first examples of each set, for a quick look; null: all"""
     eval_save_outputs: Annotated[list[str], SAME_RUN]
@@ -188,8 +189,8 @@ class Root(Keys):
     run_name: Annotated[str | None, SAME_RUN]
     """null: derived from the configuration"""
     objective_metric: Annotated[Annotated[str, Field(pattern="[^-]")] | None, SAME_RUN]
-    """The metric that picks the best checkpoint and that sweepers optimise; lower is better
-    for -eval/x and for losses; null: the objective's headline
+    """The metric that picks the best checkpoint and that sweepers optimise; lower is better for
+    -eval/x and for losses; null: the objective's main metric
     """
     # Reporting
     log_interval: Annotated[PositiveInt, SAME_RUN]

@@ -189,8 +189,8 @@ def _keep_compiled_code() -> None:
     """Puts PyTorch's cache of compiled code into the user's cache folder, unless the environment
     names a place. Called before anything loads the compiler, which settles it.
 
-    The default lies in the folder for temporary files. A home may be shared by machines of
-    different kinds, and code is compiled for one.
+    The default is in the folder for temporary files. A home may be shared by machines of different
+    kinds, and code is compiled for one.
     """
     try:
         about = Path("/proc/cpuinfo").read_bytes().partition(b"\n\n")[0]

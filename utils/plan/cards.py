@@ -16,8 +16,8 @@ from utils.ranks.devices import devices_of
 from utils.ranks.distributed import Dist
 
 GIB = 2**30
-# What is not counted: the driver's own memory with the libraries' workspaces, and what lies unused
-# between tensors
+# What is not counted: the memory of the driver and of libraries' workspaces, and gaps between
+# tensors
 DRIVER, UNUSED = 0.75 * GIB, 0.08
 HOST_SHARE = 0.8  # of a machine's memory, where there is no GPU
 
@@ -43,7 +43,7 @@ class Cards:
 
 
 def cards_of(dist: Dist) -> Cards:
-    """The cards of all ranks, with those that no rank of a host uses. The smallest stands for all.
+    """The cards of all ranks, with those that no rank of a host uses. All count as the smallest.
 
     Called on all ranks together.
     """

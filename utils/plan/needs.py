@@ -16,7 +16,7 @@ META = torch.device("meta")  # where tensors have shapes and no values
 
 @dataclass(frozen=True)
 class Movable:
-    """A frozen part of a net that may lie on another card of its rank."""
+    """A frozen part of a net that may be on another card of its rank."""
 
     bytes: int
     work: float  # its share of the operations of a step
@@ -34,12 +34,12 @@ class Needs:
     remembered: int  # by optimizers
     averaged: int
     frozen: int  # weights and tables that no gradient reaches
-    # the part whose weights lie together while it computes, where weights are split over ranks
+    # the part whose weights are gathered while it computes, where weights are split over ranks
     largest: int
     first: int
     each: int
     parameters: int = 0  # how many numbers train
-    movable: Sequence[Movable] = ()  # of what is frozen, what may lie on other cards of a rank
+    movable: Sequence[Movable] = ()  # the frozen parts that may be on other cards of a rank
 
     def state(self, ranks: int, split: bool) -> int:
         """Bytes that stay from step to step on one of this many ranks; `split`: ranks share what

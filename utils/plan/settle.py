@@ -1,4 +1,4 @@
-"""`plan=auto` and `plan=show`: what a run needs, what the GPUs have, and what to set."""
+"""`plan=auto` and `plan=show`: the memory that a run needs and GPUs have, and what to set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def with_plan(
     dist: Dist,
     say: Callable[[str], None],
 ) -> Config:
-    """Returns the configuration with the micro-batch that fits, and says why. With plan=show,
+    """Returns the configuration with the micro-batch that fits, and logs why. With plan=show,
     prints that and ends the run.
 
     `split`: ranks share what trains. Called on all ranks together.

@@ -1,4 +1,4 @@
-"""Compares two runs that should be one, and says what usually makes them differ so."""
+"""Compares two runs that should be the same, and names the usual cause of such a difference."""
 
 from __future__ import annotations
 

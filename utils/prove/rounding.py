@@ -31,7 +31,7 @@ def _metrics(one: Path, other: Path, tolerance: float) -> Iterator[tuple[int, in
             continue
         values = zip(first.steps.tolist(), first.column(name), second.column(name), strict=True)
         for step, a, b in values:
-            if abs(a - b) > tolerance * max(1.0, abs(a)):  # NaN stands for a missing value
+            if abs(a - b) > tolerance * max(1.0, abs(a)):  # NaN is a missing value
                 order = int(name != "train/loss")  # of one step the loss before others
                 yield step, order, f"metric {name} ({a:.10g} and {b:.10g})"
 
@@ -42,7 +42,7 @@ def _tensors(one: Path, other: Path, tolerance: float) -> Iterator[tuple[int, in
         folders = (run / "checkpoints" / f"step_{step}" for run in (one, other))
         first, second = (reader.open_checkpoint(folder).tensors for folder in folders)
         for name in sorted(first):
-            # weights show what an optimizer does, and sums of metrics lie by micro-batch
+            # weights show what an optimizer does, and sums of metrics are by micro-batch
             if name.startswith("optimizer/") or "/meter/" in name:
                 continue
             a, b = (tensors[name].read().double() for tensors in (first, second))

@@ -46,7 +46,7 @@ class Loggers:
         """Begins or continues this run in each of the services that the setting `log` names.
 
         Other settings are its `project` and `name`, and for W&B a `mode` and the `id` of a run to
-        continue. `facts` stand in its config beside the run's keys. Returns the id of the W&B run,
+        continue. `facts` are in its config beside the run's keys. Returns the id of the W&B run,
         for a later start, even if W&B is off or fails now.
         """
         names, wandb_id = settings.get("log", ["wandb"]), settings.get("id")

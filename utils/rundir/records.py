@@ -40,7 +40,7 @@ ROW, EVENT = TypeAdapter[Any](Row), TypeAdapter[Any](Event)
 
 @dataclass(frozen=True)
 class MetricTable:
-    """Rows in the order of their steps; NaN stands for values that are missing or not finite."""
+    """Rows in the order of their steps; values that are missing or not finite are NaN."""
 
     steps: np.ndarray
     columns: dict[str, np.ndarray]  # by name, each as long as `steps`

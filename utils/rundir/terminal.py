@@ -36,8 +36,8 @@ class Progress:
         headline_value: float | None = None,
         examples_per_s: float | None = None,
     ) -> None:
-        """None stands for a value that is not known yet. What begins again at 0, as each evaluation
-        does, is timed anew.
+        """None is a value that is not known yet. What begins again at 0, as each evaluation does,
+        is timed anew.
         """
         now = time.monotonic()
         if not done:
