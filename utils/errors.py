@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
-PUBLISHED_AS = {"sklearn": "scikit-learn"}  # where the import has another name
+PUBLISHED_AS = {
+    "reasoning_gym": "reasoning-gym",
+    "sklearn": "scikit-learn",
+}  # where the import has another name
 
 
 class ConfigError(ValueError):
@@ -105,7 +108,7 @@ def missing_package(error: BaseException) -> str:
     package = PUBLISHED_AS.get(top, top)
     return (
         f"the package {package} is needed: {sys.executable} -m pip install {package}, or make"
-        " setup, which installs what the recipes need"
+        " setup for what the recipes need"
     )
 
 

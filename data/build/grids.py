@@ -5,6 +5,11 @@ python -m data.build.grids --train train.jsonl --test test.jsonl --output-dir da
 
 Lines with the same "puzzle": "NAME" are pairs of one puzzle. Nets learn an embedding of it, so each
 puzzle of the test needs training pairs. Without names, every line is a puzzle.
+
+python -m data.build.grids --gym n_queens --train 4000 --test 500 --output-dir data/queens
+
+takes instances of generators of the package reasoning-gym, which have a grid and an answer that is
+one. With several generators, the name of each is the puzzle of its instances.
 """
 
 from __future__ import annotations
@@ -12,16 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from data import gym
 from data.build.common import Parser, new_folder, whole, write_puzzles
 from data.build.rows import leaks
-from data.recursive.arc import BLANK, FIRST, PAD, SYMMETRIES
+from data.recursive.arc import BLANK, FIRST, PAD, SIDE, SYMMETRIES
 from data.recursive.grids import (
     EXAMPLE,
     GRIDS,
@@ -51,8 +57,71 @@ def read(path: Path) -> Lines:
     return examples
 
 
-def by_puzzle(lines: Lines, trained: Puzzles | None, named: bool) -> Puzzles:
-    """Sorts the lines of a split by puzzle; `trained` are the puzzles of the training split."""
+def cells_of(generator: Any, entry: gym.Entry) -> tuple[str, dict[str, Any]] | None:
+    """Returns the grids of an instance with their cells as text, if it has two."""
+    facts = entry["metadata"]
+    given: Any = next((facts[key] for key in ("puzzle", "matrix", "input") if key in facts), None)
+    answer = [line.split() for line in str(entry["answer"]).splitlines()]
+    if not (is_grid(given) and is_grid(answer)):
+        return None
+    if not gym.accepts(generator, gym.written(answer), entry):
+        return None
+    given = [[*map(str, row)] for row in given]
+    # instances of one rule, where a generator has many, are pairs of one puzzle
+    puzzle = facts.get("task_id", facts["source_dataset"])
+    return str(given), {"puzzle": puzzle, "input": given, "output": answer}
+
+
+def is_grid(thing: object) -> bool:
+    """Returns whether it is a rectangle of at least two rows and columns."""
+    if not isinstance(thing, list | tuple) or not all(
+        isinstance(row, list | tuple) for row in thing
+    ):
+        return False
+    sides = {len(thing), *map(len, thing)}
+    return len({*map(len, thing)}) == 1 and min(sides) > 1 and max(sides) <= SIDE
+
+
+def from_gym(options: argparse.Namespace) -> tuple[dict[str, Lines], gym.About]:
+    """Draws instances of reasoning-gym, and numbers the symbols in their cells."""
+    counts: dict[str, int] = {}
+    for split, value in ((split, getattr(options, split)) for split in SPLITS):
+        if value and not str(value).isdecimal():
+            raise ConfigError(f"--{split} {value}: give a number, with --gym")
+        counts |= {split: int(str(value))} if value else {}
+    wanted = f"two grids of up to {SIDE}x{SIDE}"
+    settings, drawn = gym.draw(options, counts, wanted, cells_of)
+    # a puzzle that is never trained on would have no embedding
+    trained = {pair["puzzle"] for _, pair in drawn["train"]}
+    pairs = {
+        split: [one for one in drawn[split] if one[1]["puzzle"] in trained] for split in counts
+    }
+    grids = [pair[side] for part in pairs.values() for _, pair in part for side in SIDES]
+    symbols = sorted({cell for grid in grids for row in grid for cell in row})
+    if all(map(str.isdecimal, symbols)):  # numbers stay what they are
+        symbols = [*map(str, range(1 + max(map(int, symbols))))]
+    if len(symbols) > MOST_SYMBOLS:
+        raise ConfigError(
+            f"--gym {options.gym}: {len(symbols)} symbols; a grid has at most {MOST_SYMBOLS}"
+        )
+    # a name for each puzzle only where there are several
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    lines: dict[str, Lines] = {split: {} for split in pairs}
+    for split, part in pairs.items():
+        for number, (_, pair) in enumerate(part, 1):
+            grids = [[[numbers[cell] for cell in row] for row in pair[side]] for side in SIDES]
+            example = Example(input=grids[0], output=grids[1])
+            if len(trained) > 1:
+                example["puzzle"] = pair["puzzle"]
+            lines[split][f"--{split}: number {number}"] = example
+    places = {split: [place for place, _ in pairs[split]] for split in pairs if split != "train"}
+    return lines, gym.About(settings, places, symbols)
+
+
+def by_puzzle(lines: Lines, trained: Collection[str], named: bool, apart: bool = False) -> Puzzles:
+    """Sorts the lines of a split by puzzle, or keeps each apart; `trained` are the puzzles of the
+    training split.
+    """
     puzzles: Puzzles = {}
     for where, example in lines.items():
         if ("puzzle" in example) != named:
@@ -61,12 +130,12 @@ def by_puzzle(lines: Lines, trained: Puzzles | None, named: bool) -> Puzzles:
                 " name it in all lines or in none"
             )
         name = example.get("puzzle", where)
-        if named and trained is not None and name not in trained:
+        if named and name not in trained:
             raise ConfigError(
                 f"{where}: puzzle={brief(name)} is in no training pair, from which to learn it; add"
                 " some"
             )
-        puzzles.setdefault(name, []).append(example)
+        puzzles.setdefault(where if apart else name, []).append(example)
     return puzzles
 
 
@@ -95,10 +164,11 @@ def make_split(
     # every puzzle has as many images as the first, whose rows tell how many
     pairs = np.array([len(part) for part in puzzles.values()])
     copies = rows[0].shape[1] // pairs[0]
-    if BLANK in ids:
+    if BLANK in ids:  # images of a puzzle without a name have none either
         identifiers = np.zeros(len(pairs) * copies, np.int32)
     else:
-        identifiers = np.array([range(ids[name], ids[name] + copies) for name in puzzles], np.int32)
+        first = np.array([ids[part[0].get("puzzle", BLANK)] for part in puzzles.values()], np.int32)
+        identifiers = first[:, None] + np.arange(copies, dtype=np.int32)
     inputs, labels = np.concatenate(rows, axis=1)
     puzzle_set = PuzzleSet(
         inputs=inputs,
@@ -116,18 +186,24 @@ def build(options: argparse.Namespace) -> str:
         raise ConfigError("--num-aug, --permute: mean nothing alone; give both or neither")
     with new_folder(options.output_dir) as folder:
         # the first training line decides whether puzzles have names
-        lines = {split: read(path) for split in SPLITS if (path := getattr(options, split))}
+        if options.gym:
+            lines, about = from_gym(options)
+            (folder / gym.FILE).write_bytes(gym.ABOUT.dump_json(about))
+        else:
+            files = {split: Path(path) for split in SPLITS if (path := getattr(options, split))}
+            lines = {split: read(path) for split, path in files.items()}
         named = "puzzle" in next(iter(lines["train"].values()))
+        names = dict.fromkeys(example.get("puzzle", BLANK) for example in lines["train"].values())
         puzzles: dict[str, Puzzles] = {}
         for split in lines:
-            puzzles[split] = by_puzzle(lines[split], puzzles.get("train"), named)
+            puzzles[split] = by_puzzle(lines[split], names, named, apart=bool(options.gym))
 
         # every image of a named puzzle is a puzzle with its own id
         turns, num_aug = len(SYMMETRIES) if options.augment else 1, options.num_aug
         copies = turns * (1 + num_aug)
         ids = {BLANK: 0}
         if named:
-            ids = {name: 1 + copies * number for number, name in enumerate(puzzles["train"])}
+            ids = {name: 1 + copies * number for number, name in enumerate(names)}
 
         # the canvas and the vocabulary must hold all splits, and turned grids where rows become
         # columns
@@ -156,12 +232,12 @@ def build(options: argparse.Namespace) -> str:
             ]
             splits[split] = make_split(split, metadata, part, ids, rows)
             turns, num_aug = 1, 0  # only training puzzles have images, and come first
-        names = [
+        images = [
             f"{name}|||{image}" if image else name
             for name in (ids if named else ())
             for image in range(copies)
         ]
-        write_puzzles(folder, splits, [BLANK, *names])
+        write_puzzles(folder, splits, [BLANK, *images])
         (folder / GRIDS).write_text(json.dumps(asdict(task)))
     # what was made, and which test puzzles are also in the training set
     kept = {split: {*map(str, part.values())} for split, part in lines.items()}
@@ -169,6 +245,8 @@ def build(options: argparse.Namespace) -> str:
     trained = f"{examples_of.pop('train')} training examples of {len(puzzles['train'])} puzzles"
     evaluated = "".join(f", {count} {split} examples" for split, count in examples_of.items())
     size = f"{task.rows}x{task.columns}, {symbols} symbols"
+    if options.gym and not about.symbols[0].isdecimal():
+        size += f" ({' '.join(about.symbols)})"
     return f"{options.output_dir}: {trained}{evaluated}, {size}{leaks(kept)}"
 
 
@@ -176,8 +254,12 @@ def parser() -> argparse.ArgumentParser:
     options = Parser("grids", __doc__)
     for split in SPLITS:
         options.add_argument(
-            f"--{split}", required=split != "validation", type=Path, metavar="FILE"
+            f"--{split}",
+            required=split != "validation",
+            metavar="FILE",
+            help="with --gym: how many",
         )
+    gym.add_options(options, options)
     options.add_argument(
         "--augment", action="store_true", help="training puzzles in all eight turns and reflections"
     )

@@ -7,6 +7,7 @@ row and the last column of each, and the rest is pad.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Annotated, NotRequired, TypeVar
@@ -79,11 +80,15 @@ class Task:
         after = np.logical_or.accumulate(np.logical_or.accumulate(ends, 0), 1)
         return np.where(after.reshape(-1), PAD, tokens)
 
+    def cells(self, tokens: np.ndarray, symbols: Sequence[str]) -> list[list[str]]:
+        """Returns the rows of a grid with these symbols, without padding."""
+        canvas = self.shown(tokens).reshape(self.rows, self.columns)
+        rows = ([symbols[token - FIRST] for token in row if token >= FIRST] for row in canvas)
+        return [row for row in rows if row]
+
     def text(self, tokens: np.ndarray) -> str:
         """Returns the rows of a grid with a space between them."""
-        canvas = self.shown(tokens).reshape(self.rows, self.columns)
-        lines = ("".join(CHARACTERS[token] for token in row).rstrip() for row in canvas.tolist())
-        return " ".join(filter(None, lines))
+        return " ".join(map("".join, self.cells(tokens, SYMBOLS)))
 
     def question(self, where: str, text: str) -> tuple[np.ndarray, np.ndarray, int]:
         """Reads a grid from JSON, or from rows of characters with spaces between them. Returns its

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 
 from contract import Arrays, Evaluator, Examples, RunLength, RunSettings, Source, Spec
 from data.example_text import ExampleText
+from data.gym import FILE, Accepted, Gym, written
 from data.order import Order, cut_steps, run_length, shard_rows
 from data.recursive.arc_votes import ArcPairs, ArcVotes
 from data.recursive.boards import Boards
@@ -124,6 +126,7 @@ class PuzzleSource(Source):
         self._test = {member.name: member for member in test}
         self._eval_sets: dict[str, Examples] = {}
         self._arc_pairs: dict[str, ArcPairs] = {}  # of the sets in which answers to ARC vote
+        self._gyms: dict[str, Gym] = {}  # of the sets that reasoning-gym scores
         if keys.puzzle is not None:
             kind, blank = kind_of_set(train[0]), first.blank_identifier_id
             task = task_of(train[0].split)
@@ -134,6 +137,9 @@ class PuzzleSource(Source):
             for name, member in self._test.items():
                 if pairs := _arc_pairs(member, keys.evaluators):
                     self._arc_pairs[name] = pairs
+                file = (member.split.folder or Path()) / FILE
+                if keys.evaluators is None and task_of(member.split) and file.exists():
+                    self._gyms[name] = Gym(file, keys.eval_split)
 
         # a dataset may have several sets, but has one offset
         datasets = {member.id_offset: member.split for member in train}.values()
@@ -201,6 +207,10 @@ class PuzzleSource(Source):
             chosen.append(ExampleText(text))
         if set_name in self._arc_pairs:
             chosen.append(ArcVotes(self._arc_pairs[set_name]))
+        if set_name in self._gyms and task:
+            gym = self._gyms[set_name]
+            write = partial(task.cells, symbols=gym.symbols)
+            chosen.append(Accepted(gym, "answer", lambda tokens: written(write(tokens))))
         if kind := kind_of_set(self._test[set_name]):
             chosen.append(Boards(kind, task))
         if kind == "maze":

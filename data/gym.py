@@ -1,0 +1,182 @@
+"""Tasks of the package reasoning-gym: distinct instances, and the share of answers that the
+generators' own scorers accept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from pydantic import JsonValue, TypeAdapter
+from torch import Tensor
+
+from contract import Batch, Prediction, Report
+from utils.errors import ConfigError, brief
+from utils.files import read_json
+from utils.measure.metrics import format_metrics
+
+T = TypeVar("T")
+FILE = "gym.json"
+TRIED = 50  # instances of which at least one must fit
+
+Entry = dict[str, Any]  # an instance: question, answer and metadata
+Place = tuple[str, int, str]  # of an instance: its generator, its index there, and a short hash
+
+
+@dataclass(frozen=True)
+class About:
+    """What a dataset says of its instances, so that they can be made again."""
+
+    settings: dict[str, JsonValue]  # of the generators
+    places: dict[str, list[Place]]  # of the examples of each split but the training split
+    symbols: list[str]  # what the numbers in grids stand for
+
+
+ABOUT = TypeAdapter(About)
+
+
+def open_generator(name: str, settings: Mapping[str, JsonValue]) -> Any:
+    import reasoning_gym
+
+    try:
+        return reasoning_gym.create_dataset(name, **settings)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"--gym {name}: {brief(error)}") from None
+
+
+def accepts(generator: Any, answer: str, entry: Entry) -> bool:
+    try:
+        return generator.score_answer(answer, entry) == 1
+    except Exception:  # what a net writes may be anything, and some scorers parse it
+        return False
+
+
+def written(grid: Sequence[Sequence[str]]) -> str:
+    """Writes a grid as the generators do."""
+    return "\n".join(map(" ".join, grid))
+
+
+def code_of(entry: Entry) -> str:
+    return hashlib.sha256(entry["question"].encode()).hexdigest()[:12]
+
+
+# ---- building ----
+
+
+def add_options(options: argparse.ArgumentParser, source: Any) -> None:
+    """Adds the options of builders; `source` takes the one that names generators."""
+    source.add_argument("--gym", metavar="NAME[,NAME]", help="generators of reasoning-gym")
+    options.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="with --gym: settings of the generators, such as min_empty=20",
+    )
+
+
+def draw(
+    options: argparse.Namespace,
+    counts: Mapping[str, int],
+    wanted: str,
+    read: Callable[[Any, Entry], tuple[str, T] | None],
+) -> tuple[dict[str, JsonValue], dict[str, list[tuple[Place, T]]]]:
+    """Returns the generators' settings, and instances with their places.
+
+    Draws so many instances for each split, in turn from each generator. `read` returns what
+    differs between any two instances and what is kept, or None if an instance is not `wanted`.
+    """
+    settings: dict[str, JsonValue] = {
+        "seed": options.seed,
+        "size": 4 * sum(counts.values()) + TRIED,
+    }
+    for assignment in options.set:
+        key, _, text = assignment.partition("=")
+        try:
+            settings[key] = json.loads(text)
+        except ValueError:
+            raise ConfigError(f"--set {assignment}: write KEY=VALUE, in JSON") from None
+
+    def instances(name: str) -> Iterator[tuple[Place, T]]:
+        generator, seen = open_generator(name, settings), set[str]()
+        for index in range(len(generator)):
+            entry = generator[index]
+            if (found := read(generator, entry)) and found[0] not in seen:
+                seen.add(found[0])
+                yield (name, index, code_of(entry)), found[1]
+            if not seen and index == TRIED:
+                break
+        raise ConfigError(
+            f"--gym {name}: of {index + 1:,} instances, {len(seen):,} differ and have {wanted};"
+            f" {'ask for fewer' if seen else 'name another generator'}"
+        )
+
+    # those to evaluate on come first, so that they stay the same when more are trained on
+    turns = cycle([instances(name) for name in dict.fromkeys(options.gym.split(","))])
+    splits = sorted(counts, key="train".__eq__)
+    return settings, {split: [next(next(turns)) for _ in range(counts[split])] for split in splits}
+
+
+# ---- evaluations ----
+
+
+class Gym:
+    """The instances that a set of a dataset was made from."""
+
+    def __init__(self, file: Path, split: str) -> None:
+        self._file, about = file, read_json(file, ABOUT, "build the dataset again")
+        self._places, self.symbols = about.places[split], about.symbols
+        self.names = [*dict.fromkeys(name for name, _, _ in self._places)]
+        self._generators = {name: open_generator(name, about.settings) for name in self.names}
+        self._entries: dict[int, Entry] = {}
+
+    def accepted(self, index: int, answer: str) -> tuple[str, bool]:
+        """Returns the generator of an example, and whether it accepts the answer."""
+        name, place, code = self._places[index]
+        if index not in self._entries:  # made once, for all evaluations
+            self._entries[index] = entry = self._generators[name][place]
+            if code_of(entry) != code:
+                raise ConfigError(
+                    f"{self._file}: {name} now asks another question in place {place}; install the"
+                    " reasoning-gym that built it, or build the dataset again"
+                )
+        return name, accepts(self._generators[name], answer, self._entries[index])
+
+
+class Accepted:
+    """The share of answers that the generators' own scorers accept, as several may be right."""
+
+    def __init__(self, gym: Gym, output: str, text: Callable[[np.ndarray], str]) -> None:
+        """`text` writes an answer, which the objective gives as this output."""
+        self._gym, self._output, self._text = gym, output, text
+        self._found: list[dict[str, Tensor]] = []
+        several = len(gym.names) > 1
+        self.scalars = ("accepted", *(f"accepted_{name}" for name in gym.names if several))
+
+    def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
+        if self._output in prediction.outputs:
+            answers = prediction.outputs[self._output][: len(indices)].cpu()
+            self._found.append({"answer": answers, "index": torch.from_numpy(indices.copy())})
+
+    def rows(self) -> dict[str, Tensor]:
+        names = self._found[0] if self._found else ()
+        return {name: torch.cat([part[name] for part in self._found]) for name in names}
+
+    def report(self, rows: Mapping[str, Tensor]) -> Report:
+        if not rows:
+            return Report()
+        verdicts: dict[str, list[bool]] = {name: [] for name in self.scalars}
+        for index, answer in zip(rows["index"].tolist(), rows["answer"].numpy(), strict=True):
+            name, right = self._gym.accepted(index, self._text(answer))
+            for scalar in {"accepted", f"accepted_{name}"} & verdicts.keys():
+                verdicts[scalar].append(right)
+        metrics = {name: float(np.mean(found)) for name, found in verdicts.items() if found}
+        return Report(metrics, line=format_metrics(metrics))
