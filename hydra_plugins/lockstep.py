@@ -97,7 +97,7 @@ class Local(Launcher):
         done = JobReturn(overrides=job.overrides, working_dir=os.getcwd())
         failed = RunError(
             f"job {job.number} ended with exit status {job.status}; the same command goes on with"
-            " what is not finished"
+            " the unfinished jobs"
         )
         done.status = JobStatus.FAILED if job.status else JobStatus.COMPLETED
         found = table.result(job.directory) if job.directory else table.Result()

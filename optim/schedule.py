@@ -77,7 +77,7 @@ def build_schedule(config: Mapping[str, Any] | None, length: RunLength) -> Sched
     except TypeError as error:
         raise ConfigError(
             f"optim.schedule._target_={config['_target_']}: {brief(error)}; a schedule takes the"
-            " step alone and returns a factor, and none follows a metric"
+            " step alone, and no metric, and returns a factor"
         ) from error
     return schedule
 

@@ -52,7 +52,7 @@ def build(options: argparse.Namespace) -> str:
     """Makes the dataset, and returns a few lines about it."""
     if not options.inputs:
         raise ConfigError(
-            "--train, --test: neither is given; name a folder of task files, or what comes before"
+            "--train, --test: neither is given; name a folder of task files, or the path before"
             " _challenges.json"
         )
     with new_folder(options.output_dir) as folder:
@@ -89,7 +89,7 @@ def build(options: argparse.Namespace) -> str:
     repeated, count, total = standing_in_training(tasks)
     if repeated:
         lines.append(
-            f"warning: {count} of {total} test pairs stand in the training set, too; tasks"
+            f"warning: {count} of {total} test pairs are also in the training set; tasks"
             f" {_first(repeated, 5)}"
         )
     return "\n".join(lines)
@@ -182,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         action=Inputs,
         metavar="INPUT",
-        help="what shows a task is trained on, what asks is tested",
+        help="pairs that show a task are trained on, those that ask are the test set",
     )
     options.add_argument(
         "--num-aug", type=whole(0), default=1000, help="augmentations of every task, all different"

@@ -269,7 +269,7 @@ def parser() -> argparse.ArgumentParser:
         type=whole(0, MOST_SYMBOLS - 1),
         default=[],
         metavar="SYMBOL",
-        help="symbols that may change places",
+        help="symbols that may be exchanged",
     )
     options.add_argument(
         "--num-aug",

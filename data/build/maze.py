@@ -65,7 +65,12 @@ def parse_rows(file: str, rows: Iterable[Row], min_difficulty: int | None) -> Bo
     )
     # a path needs exactly one start and one goal
     for token, name in ((START, "S"), (GOAL, "G")):
-        check(file, lines, (inputs == token).sum(1) == 1, f"has a question without one {name}")
+        check(
+            file,
+            lines,
+            (inputs == token).sum(1) == 1,
+            f"does not have exactly one {name} in its question",
+        )
     check(
         file,
         lines,
@@ -108,7 +113,7 @@ def make(options: argparse.Namespace) -> dict[str, Boards]:
             if not kept and chunk * BOARDS_AT_ONCE >= PATIENCE:
                 raise ConfigError(
                     f"--min-path {min_path}: none of {PATIENCE:,} boards of size {side} has a path"
-                    " so long; ask for less"
+                    " that long; ask for a shorter one"
                 )
     # splits in the order in which mazes were found, which is random
     ends = np.cumsum([*counts.values()])

@@ -42,7 +42,9 @@ def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
     if options.boards is not None:
         listed = read_json(options.boards, LISTED, f"give the {LIST} of a dataset")
         if options.train or options.test or options.validation:
-            raise ConfigError(f"--boards {options.boards}: says how many; leave other counts out")
+            raise ConfigError(
+                f"--boards {options.boards}: sets the numbers of boards; leave other counts out"
+            )
     for split in SPLITS:
         if options.input_dir is None:
             rows = f"{options.hub} {split}", read_hub(options.hub, split)

@@ -51,7 +51,7 @@ class Confusion:
                 "confusion",
                 "matrix",
                 "Confusion matrix",
-                "How many images of each class were taken for which.",
+                "How many images of each class got which answer.",
                 row_label="true class",
                 column_label="answer",
                 shares=True,

@@ -72,7 +72,7 @@ class StreamSource(Source):
         if run.num_workers:
             raise ConfigError(
                 f"num_workers={run.num_workers}: data=stream reads in the training process, which"
-                " saves where it is; use num_workers=0"
+                " saves its cursors; use num_workers=0"
             )
         if run.max_steps is None and keys.max_tokens is None:
             raise ConfigError(

@@ -136,7 +136,7 @@ class PassageSource(EpochSource):
         if not len(train):
             raise ConfigError(
                 f"data.passage_len={keys.passage_len}: no file of {corpus.where} has as many"
-                " tokens as a passage, a gap and a text together; give less"
+                " tokens as a passage, a gap and a text; give a smaller one"
             )
         # a sample from the whole corpus shows how many tokens each reader needs
         spread = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(np.int64)

@@ -135,7 +135,7 @@ def _tasks(named: str, path: str) -> Iterator[tuple[str, str, list[Pair], list[P
     files = sorted(Path(path).rglob("*.json")) if os.path.isdir(path) else [Path(path)]
     if not files:
         raise ConfigError(
-            f"{named}: holds no .json files; give a folder of task files, or what comes before"
+            f"{named}: holds no .json files; give a folder of task files, or the path before"
             f" {CHALLENGES}"
         )
     for file in files:

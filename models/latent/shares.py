@@ -67,8 +67,8 @@ class Shares:
                 metrics["share"] = gained / whole
             else:
                 worthless += (
-                    f" No shares for reader {number}: the whole passage is worth"
-                    f" {worth:.2f} ± {spread:.2f} nats to it."
+                    f" No shares for reader {number}: the whole passage saves it"
+                    f" {worth:.2f} ± {spread:.2f} nats."
                 )
             # a row for each way, with the paired difference to the latents of the same passages
             for (way, what), right in zip(WAYS.items(), rights, strict=True):

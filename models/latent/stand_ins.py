@@ -28,9 +28,9 @@ WAYS = {
     "mean": "means of the embeddings of equal pieces",
     "surprising": "the tokens that the reader finds least likely",
     "kv_last": "keys and values of the last tokens",
-    "kv_seen": "keys and values that the last queries look at",
+    "kv_seen": "keys and values that the last queries attend to",
     "last_bytes": "the last tokens, in as many bytes",
-    "kv_numbers": "keys and values as looked at, in as many numbers",
+    "kv_numbers": "keys and values as attended to, in as many numbers",
     "whole": "the whole passage",
 }
 
@@ -114,8 +114,8 @@ def _kept(
     model: Prefix, number: int, passage_BL: Tensor
 ) -> Iterator[tuple[str, list[Past], Tensor]]:
     """Yields keys and values of the passage that are kept, by layer: those of the last tokens, and
-    in each head those that the last queries look at most (SnapKV, arXiv 2404.14469). The token that
-    begins every text is kept besides.
+    in each head those that the last queries attend to most (SnapKV, arXiv 2404.14469). The token
+    that begins every text is also kept.
     """
     # how many positions are kept: as many as latents, or as many numbers as latents have
     net, passage_BL = model.net(number), model.begun(number, passage_BL)
@@ -136,7 +136,7 @@ def _kept(
     # read the passage layer by layer, and keep each layer's choice before going on
     for block in net.blocks:
         query, key, value = block.self_attn.heads_of(block.attn_norm(x_BLD), cos_sin)
-        # how much the last queries look at each key, summed over them and the queries that share it
+        # attention of the last queries to each key, summed over them and the queries that share it
         looking = query[:, :, -LOOKING:].unflatten(1, (shape.keys, -1))
         scores_BHGQL = widen(looking @ key.unsqueeze(2).mT) * shape.head_width**-0.5
         hidden = ~sees[:, :, None, -LOOKING:]

@@ -68,7 +68,7 @@ class Sizes(Keys):
         """Raises ConfigError for keys that do not go together."""
         if self.chains > 1 and not (self.random_start or self.eval_noise):
             raise ConfigError(
-                f"arch.chains={self.chains}: all of them would think the same; give"
+                f"arch.chains={self.chains}: all of them would compute the same; give"
                 " arch.eval_noise=0.3, or train with arch.random_start=true"
             )
 

@@ -67,7 +67,7 @@ WRONG: list[tuple[str, str, dict[str, str | None], str]] = [
     ("maze", "--size 65", {}, "--size"),
     ("maze", "--size 5 --min-path 26", {}, "--min-path 26"),
     ("maze", CSV, table("a,S  x,So x,3"), "line 2 has a question with characters"),
-    ("maze", CSV, table("a,SS G,SSoG,3"), "line 2 has a question without one S"),
+    ("maze", CSV, table("a,SS G,SSoG,3"), "line 2 does not have exactly one S in its question"),
     ("maze", CSV, table("a,S  G,SooG,3"), "an answer that is not the question"),
     ("maze", CSV + " --unique", table("a,S G,SoG,3"), "--unique: is for generated puzzles"),
     ("arc", "", {}, "--train, --test"),

@@ -32,7 +32,7 @@ def check_combinations(config: Config, launch: Launch) -> None:
         )
     if cards := config.plan_cards:
         if config.plan != "show":
-            raise ConfigError(f"plan_cards={cards}: is used by plan=show; add that")
+            raise ConfigError(f"plan_cards={cards}: is for plan=show; add it")
         if not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*(\.\d+)?", cards, re.ASCII):
             raise ConfigError(
                 f"plan_cards={short(cards)}: write a number of equal GPUs and their GiB, as 8x80"

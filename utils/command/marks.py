@@ -71,5 +71,5 @@ SAME_RUN = Mark(
 )
 MAY_CHANGE = Mark("changes the derived name, but a run with a given run_name continues with it")
 NAMES_PROJECT = Mark("names the project, unless project_name does")
-A_RUN = Mark("takes the folder of a run, or the arguments that make one: then it is made first")
+A_RUN = Mark("takes the folder of a run, or the arguments of one, which is then trained first")
 A_PATH = Mark("must exist when the run starts")

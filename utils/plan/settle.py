@@ -104,7 +104,7 @@ def advice(layout: Layout, can_recompute: bool) -> str:
     if layout.exact and replace(layout, exact=False).fits:
         return "exact=false, or more ranks, each of which adds up fewer shards"
     if not layout.split and layout.ranks > 1 and in_parts <= room:
-        return "sync=fsdp, which splits weights and what optimizers remember over ranks"
+        return "sync=fsdp, which splits weights and the state of optimizers over ranks"
     if needs.state(layout.ranks, layout.split) > room:
         return "more ranks with sync=fsdp, or a smaller net"
     more = f"shards={2 * layout.shards}, which makes another run, or a smaller global batch"

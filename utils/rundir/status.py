@@ -87,7 +87,7 @@ class Status:
         if is_there:
             return self._taken
         what = "deleted or moved while the run was going on"
-        return f"{what}; put back, it goes on when it is started again"
+        return f"{what}; put it back and start the run again to continue"
 
     def close(self) -> None:
         with self._lock:

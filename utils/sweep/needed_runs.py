@@ -65,7 +65,7 @@ def with_needed_runs(
             value = paths[key] = then
         elif named and config.eval_only:
             raise ConfigError(
-                f"{key}={short(named)}: an evaluation makes no run; give the folder of one"
+                f"{key}={short(named)}: an evaluation trains no other run; give the folder of one"
             )
         elif named:
             paths[key] = _found_or_made(key, named, config, dist, run)
@@ -88,7 +88,7 @@ def _gone(key: str, path: str, arguments: str, config: Config) -> ConfigError:
     words = [*shlex.split(arguments), *_inherited(config, SAME_WEIGHTS), f"checkpoint_path={path}"]
     return ConfigError(
         f"{key}={path}: the run that was there is gone; python pretrain.py {shlex.join(words)}"
-        " makes it again"
+        " trains it again"
     )
 
 
@@ -101,7 +101,7 @@ def _found_or_made(
     done = _is_finished(needed, dist)
     if not done and config.plan == "show":
         raise ConfigError(
-            f"plan=show: {key} is a run that is not made yet; python pretrain.py {value}"
+            f"plan=show: {key} is a run that is not trained yet; first python pretrain.py {value}"
         )
     if not done and not _make(needed, run):
         _wait(key, needed, dist, run)
@@ -157,7 +157,7 @@ def _is_of(folder: Path, needed: Config) -> bool:
 def _wait(path: str, needed: Config, dist: Dist, run: Callable[[Config], Any]) -> None:
     """Waits until another process has made the run; if that gives up, makes it."""
     if dist.is_main:
-        print(f"{path}: waiting for {needed.checkpoint_path}, which another run makes", flush=True)
+        print(f"{path}: waiting for {needed.checkpoint_path}, which another run trains", flush=True)
     while not _is_finished(needed, dist) and not _make(needed, run):
         time.sleep(PAUSE_S)
         if signum := signals.agreed_signal(dist.sums(signals.flags)):

@@ -111,7 +111,7 @@ def test_test_pairs_that_are_trained_on_are_named(
     (tmp_path / "other" / "new.json").write_text(json.dumps(other))
     built(tmp_path / "again", *tested, "--train", tmp_path / "other")
     total = sum(len(task["test"]) for task in tasks.values())
-    line = f"warning: 3 of {total} test pairs stand in the training set, too; tasks task_c, task_g"
+    line = f"warning: 3 of {total} test pairs are also in the training set; tasks task_c, task_g"
     assert line in capsys.readouterr().out
 
 

@@ -277,7 +277,7 @@ def test_a_passage_that_is_worth_nothing_has_no_share(make: Any) -> None:
     report = shares.report(shares.rows())
     assert report.metrics == {"share": pytest.approx(0.75), "share_0": pytest.approx(0.75)}
     assert report.text.endswith(
-        "No shares for reader 1: the whole passage is worth 0.01 ± 0.16 nats to it."
+        "No shares for reader 1: the whole passage saves it 0.01 ± 0.16 nats."
     )
     (table,) = (json.loads(content)["rows"] for content in report.files.values())
     assert [row[4:] for row in table if row[0] == 1] == [[None] * 3] * len(WAYS)

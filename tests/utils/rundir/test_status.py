@@ -130,8 +130,8 @@ def test_a_directory_that_is_gone_is_found_out_and_not_made_again(
 ) -> None:
     monkeypatch.setattr("utils.rundir.status.BEAT_S", 0.02)
     words = (
-        f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put back, it"
-        " goes on"
+        f"checkpoint_path={tmp_path}/x: deleted or moved while the run was going on; put it back"
+        " and start"
     )
     with closing(opened(tmp_path / "x")) as run:
         run.check_place()

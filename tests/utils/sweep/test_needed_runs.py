@@ -86,12 +86,12 @@ def test_a_resume_and_an_evaluation_make_none(evaluates: bool, tmp_path: Path) -
     made: list[Config] = []
     assert first(config, made, meta).arch["target"] == str(folder)
     folder.rmdir()
-    again = f"pretrain.py {arguments} exact=false checkpoint_path={folder} makes it again"
+    again = f"pretrain.py {arguments} exact=false checkpoint_path={folder} trains it again"
     with pytest.raises(ConfigError, match=f"^arch.target={folder}: .* gone; .*{again}$"):
         first(config, made, meta)
     if evaluates:
         forged = {"config": {"arch": {"target": arguments}}}
-        with pytest.raises(ConfigError, match=r"^arch.target=.* an evaluation makes no run"):
+        with pytest.raises(ConfigError, match=r"^arch.target=.* an evaluation trains no other run"):
             first(config, made, forged)
     assert not made
 
