@@ -64,8 +64,8 @@ def sudoku_9x9(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ragged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Groups of one to three puzzles of one to six examples, each puzzle with an id of its own, as
-    in ARC.
+    """Groups of one to three puzzles of one to six examples, each puzzle with its own id, as in
+    ARC.
     """
     folder = tmp_path_factory.mktemp("ragged") / "set"
     write_dataset(folder, ragged_groups(40))
@@ -90,7 +90,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
 
 @pytest.fixture(scope="session")
 def undisturbed(once: Once) -> Result:
-    """One rank's run that nobody interrupts."""
+    """One rank's uninterrupted run."""
     return once(*INTERRUPTED)
 
 
@@ -121,7 +121,7 @@ def readers(gpt_target: Path, once: Once) -> str:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that a test may fill."""
+    """A separate file system that a test may fill."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(

@@ -15,8 +15,8 @@ its disk), hash (a file of a checkpoint that is resumed), read (a tensor of it).
 
 RANK is a number or `all`. WHEN counts calls in this process from 0: `7`, `1-2`, or `3-` for all
 from there. A torchrun restart has no fault, unless RANK is `random`: then WHEN is a seed, and each
-of the first restarts has a fault of its own. With FAULT_LATE in the environment the host learns
-about gradients that are not finite one step late, as it does on CUDA.
+of the first restarts has another fault. With FAULT_LATE in the environment the host learns about
+gradients that are not finite one step late, as it does on CUDA.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
 """Ranks by the dozen: one process imports everything once and forks for every rank, which is so
 spared 3 of 5 seconds.
 
-What is forked becomes `python pretrain.py …` or `python -m …`, with arguments, folder and
-environment of its own. The parent runs no thread and no computation: whatever importing left in it
-(handlers, an idle thread pool) must be as it is in a process that has just begun.
+What is forked becomes `python pretrain.py …` or `python -m …`, with its own arguments, folder and
+environment. The parent runs no thread and no computation: whatever importing left in it (handlers,
+an idle thread pool) must be as it is in a process that has just begun.
 """
 
 import atexit
@@ -139,7 +139,7 @@ def fork(args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO
 def become(
     args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO[bytes]
 ) -> NoReturn:
-    """In the fork: be a process that somebody has just started."""
+    """In the fork: becomes like a process that has just started."""
     status = 1
     try:
         os.setsid()
@@ -175,7 +175,7 @@ def finish(status: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """A test that is killed leaves nobody behind."""
+    """A test that is killed leaves no processes behind."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

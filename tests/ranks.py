@@ -58,7 +58,7 @@ def run_code(code: str, *arguments: str, check: bool = False) -> subprocess.Comp
 def started(
     command: Sequence[str], cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """A process that a test disturbs, in a session of its own; it keeps what is said."""
+    """A process that a test disturbs, in a separate session; its output is kept."""
     pipe = subprocess.PIPE
     return subprocess.Popen(
         command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -181,7 +181,7 @@ def assert_one_line(ranks: Sequence[Completed], line: str) -> None:
 
 
 def until(true: Callable[[], bool], within: float = 3) -> bool:
-    """Returns whether a condition becomes true in time."""
+    """Waits for a condition; False if it does not become true in time."""
     deadline = time.monotonic() + within
     while not true() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -189,7 +189,7 @@ def until(true: Callable[[], bool], within: float = 3) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

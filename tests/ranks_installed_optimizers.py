@@ -98,7 +98,7 @@ class RandomStart(torch.optim.Optimizer):
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Around another optimizer, with a `state_dict` of its own."""
+    """Around another optimizer, with its own `state_dict`."""
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base, self.calls = base, 0

@@ -32,7 +32,7 @@ def test_a_run_learns_and_saves_no_reader(readers: str, once: Once) -> None:
 def test_exact_runs_have_the_same_bits_however_readers_lie_on_devices(
     readers: str, once: Once, tmp_path: Path
 ) -> None:
-    """Each reader with the encoder, or on a device of its own; on one rank and on two."""
+    """Each reader with the encoder, or on a separate device; on one rank and on two."""
     line = [*TINY_PREFIX, f"arch.readers={readers}", *EXACT]
     one = once(*line)
     for number, (ranks, devices) in enumerate([(1, 2), (2, 1), (2, 2)]):

@@ -29,7 +29,7 @@ class Hosts:
         self.port = free_port()
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
-        """The script, in a session of its own."""
+        """The script, in a separate session."""
         self.started += 1
         with (self.folder / f"{self.started}.out").open("wb") as out:
             process = subprocess.Popen(

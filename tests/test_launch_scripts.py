@@ -23,7 +23,7 @@ RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=40", *
 
 @pytest.fixture
 def alone(once: Once) -> str:
-    """The digest of one process that nobody disturbs."""
+    """The digest of one undisturbed process."""
     return digest(once(*RUN).directory)
 
 

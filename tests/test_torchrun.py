@@ -37,7 +37,7 @@ NEEDS_MPIRUN = pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun 
 def test_torchrun_restarts_a_run_whose_ranks_are_killed(
     seed: int, once: Once, tmp_path: Path
 ) -> None:
-    """Four kills each, of either rank, at steps and moments of their own."""
+    """Four kills each, of either rank, at different steps and moments."""
     fault = planted(tmp_path / "run", "kill@objective", "random", seed, *LONGER)
     done = launched([*TWO, "--max-restarts", "4", *fault])
     assert done.returncode == 0, done.stderr[-3000:]

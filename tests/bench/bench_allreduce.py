@@ -2,10 +2,10 @@
 
     python -m tests.bench.bench_allreduce
 
-Both run in turns inside one process group, so that whatever else the machine does hits both
-alike. Each is timed from clearing the gradients until the reduced ones are there and their norms
-known, which say whether they are finite: by the clock (the slowest rank's time) and in CPU time
-(that of all ranks), which says more on a loaded machine.
+Both run in turns inside one process group, so that other load on the machine affects both alike.
+Each is timed from clearing the gradients until the reduced ones are there and their norms known,
+which say whether they are finite: by the clock (the slowest rank's time) and in CPU time (that of
+all ranks), which says more on a loaded machine.
 """
 
 import os

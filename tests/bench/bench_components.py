@@ -2,8 +2,8 @@
 beside it.
 
 `python -m tests.bench.bench_components --spd CHECKOUT --python PYTHON` (a Python that has what the
-checkout imports). Either is a process of its own, and steps are taken in turn, so that whatever
-else the machine does meets both. Targets are untrained: a step costs the same.
+checkout imports). Each is a separate process, and steps are taken in turn, so that other load on
+the machine affects both alike. Targets are untrained: a step costs the same.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The search of `arch=candidates` by a trained net, and by what stands in for it.
+"""The search of `arch=candidates` by a trained net, and by baselines in its place.
 
 python -m tests.bench.bench_search RUN DATA [BOARDS]
 
-RUN is its run, DATA a folder of boards whose test set is searched.
-The first of the stand-ins fills in naked and hidden singles and knows a contradiction when it sees
-one; the last is the net before training, on few boards. A state is one board that a step of the
-search looks at. Below: how much of the net's weights between cells follows from the board's lines.
+RUN is its run, DATA a folder of boards whose test set is searched. The first baseline fills in
+naked and hidden singles and detects contradictions; the last is the net before training, on few
+boards. A state is one board in one step of the search. Below: how much of the net's weights between
+cells follows from the board's lines.
 """
 
 import math

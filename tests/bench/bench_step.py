@@ -3,9 +3,9 @@ checkouts of the published code, beside it.
 
 `python -m tests.bench.bench_step --hrm FOLDER --trm FOLDER` (they want einops and pydantic, and get
 PyTorch's `scaled_dot_product_attention` in place of flash-attn, as the table says). On a GPU, ours
-also replays CUDA graphs. Every way is a process of its own,
-and steps are taken in turn, so that whatever else the machine does meets all of them. Steps are CPU
-time, on a GPU ten by the clock; compiling, without a cache, is by the clock.
+also replays CUDA graphs. Every way is a separate process, and steps are taken in turn, so that
+other load on the machine affects all alike. Steps are CPU time, on a GPU ten by the clock;
+compiling, without a cache, is by the clock.
 """
 
 import argparse

@@ -104,7 +104,7 @@ def measured(folder: Path) -> Measured | None:
 
 
 def finished(folder: Path) -> bool:
-    """Returns whether a run has ended well."""
+    """True if a run has ended well."""
     return read_row(folder / "status.json").get("state") == "finished"
 
 

@@ -96,7 +96,7 @@ def run(command: Sequence[str], log: Path) -> str:
     env = {"OMP_NUM_THREADS": "1"} | os.environ
     with open(log, "a") as said:
         before = said.tell()
-        # A session of its own: Ctrl-C would reach every rank from the terminal, and again from its
+        # A separate session: Ctrl-C would reach every rank from the terminal, and again from its
         # launcher
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=said, stderr=said, start_new_session=True
@@ -148,9 +148,7 @@ def write(settings: Settings, failed: dict[Stage, str]) -> str:
 
 
 def main() -> int:
-    """Exit status 1 where a stage failed, 2 where the variables are wrong, 130 where
-    somebody stopped it.
-    """
+    """Exit status 1 if a stage failed, 2 if variables are wrong, 130 after Ctrl-C."""
     try:
         settings = Settings()
     except ConfigError as error:

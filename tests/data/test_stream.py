@@ -53,7 +53,7 @@ def test_steps_come_in_order_and_whole_with_any_number_of_workers(source, worker
             assert part.keys() == expected.keys()
             for name in part:
                 assert part[name].dtype == torch.int32
-                assert part[name].storage_offset() == 0, "memory of its own"
+                assert part[name].storage_offset() == 0, "not a view"
                 assert torch.equal(part[name], expected[name])
 
 

@@ -42,7 +42,7 @@ def bring_packages() -> None:
 
 
 def installed(wheel: Path) -> bool:
-    """Returns whether a package is installed, in any version."""
+    """True if a package is installed, in any version."""
     try:
         return bool(importlib.metadata.distribution(wheel.name.partition("-")[0]))
     except importlib.metadata.PackageNotFoundError:

@@ -134,7 +134,7 @@ def test_torchrun_with_the_devices_own_backend_is_the_same_run(tmp_path: Path) -
 @only_cuda
 def test_nccl_refuses_ranks_that_share_a_card(tmp_path: Path) -> None:
     if torch.cuda.device_count() > 1:
-        pytest.skip("each rank has a card of its own")
+        pytest.skip("each rank has its own card")
     path = f"checkpoint_path={tmp_path}/run"
     done = run_ranks(2, ["pretrain.py", *TINY_TRM, *QUIET, *HERE, "backend=nccl", path])
     assert {rank.returncode for rank in done} == {2}

@@ -1,4 +1,4 @@
-"""A private Slurm with two nodes on this machine, for tests: daemons of its own, as root, without
+"""A private Slurm with two nodes on this machine, for tests: separate daemons, as root, without
 systemd and cgroups.
 """
 

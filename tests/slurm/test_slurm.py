@@ -31,7 +31,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def alone(once: Once) -> str:
-    """The digest of one process that nobody disturbs."""
+    """The digest of one undisturbed process."""
     return digest(once(*RUN).directory)
 
 
@@ -202,7 +202,7 @@ def test_an_array_sweeps_and_one_job_that_fails_is_not_queued_again(
         assert slurm.ended(f"{job}_4") == "FAILED"
         unknown = (slurm.logs / f"{job}-4.log").read_text()
         assert "error: lrr: unknown key" in unknown
-    else:  # a line is a sweep of its own
+    else:  # each line is a sweep
         with open(tmp_path / "sweep" / "jobs.csv") as file:
             ends = sorted(row["state"] for row in csv.DictReader(file))
         assert ends == ["failed", "finished", "finished"]

@@ -164,7 +164,7 @@ class FrozenNorm(nn.Module):
 
 
 class CountingCalls(nn.Linear):
-    """A schedule of its own, by a counter that no checkpoint holds."""
+    """Its own schedule, by a counter that no checkpoint holds."""
 
     def __init__(self) -> None:
         super().__init__(3, 2)

@@ -17,7 +17,7 @@ DOCUMENTS = [" ".join(RNG.choice(WORDS, RNG.integers(1, 60))) for _ in range(400
 
 
 def write_documents(folder: Path) -> Path:
-    """The same documents, some in each format, and a text of its own."""
+    """The same documents, some in each format, and a different text."""
     from pyarrow import parquet, table
 
     folder.mkdir()

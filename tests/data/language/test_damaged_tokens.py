@@ -74,7 +74,7 @@ def test_documents_may_be_shorter_than_a_window(tmp_path: Path) -> None:
 
 
 def test_a_token_beyond_the_vocabulary_ends_the_run_when_it_is_read(tmp_path: Path) -> None:
-    """It stands in a block that is not looked at when the corpus is opened."""
+    """It is in a block that is not read when the corpus is opened."""
     tokens = np.zeros(1 << 22, np.uint32)
     place = BLOCK + 17
     damaged = tokens.copy()

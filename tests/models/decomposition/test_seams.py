@@ -32,7 +32,7 @@ NAMES = [
 
 
 class Joined(nn.Module):
-    """Several matrices whose outputs stand behind each other."""
+    """Several matrices whose outputs follow each other."""
 
     def __init__(self, parts: list[Linear]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Joined(nn.Module):
 
 
 def unfused(net: nn.Module) -> nn.Module:
-    """A copy of a net in which every part of a fused matrix is a module of its own."""
+    """A copy of a net in which every part of a fused matrix is a separate module."""
     twin = deepcopy(net)
     for module in list(twin.modules()):
         if not isinstance(module, Attention | SwiGLU):

@@ -1,4 +1,4 @@
-"""The language model: every option against what it stands for, continuations against no cache, and
+"""The language model: every option against its definition, continuations against no cache, and
 Llama's own code.
 """
 

@@ -209,9 +209,7 @@ def clipping_is_identical(dist: Dist) -> None:
 
 
 def replaced_gradients_are_taken(dist: Dist) -> None:
-    """Somebody set gradients to None or to tensors of their own: what stands there at the end
-    counts.
-    """
+    """Code set gradients to None or to other tensors: the last values count."""
     net = build_net()
     reducer = reducer_of(net, dist)
     for _ in range(2):

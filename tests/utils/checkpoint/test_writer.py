@@ -147,7 +147,7 @@ def test_what_fails_while_ranks_bring_a_tensor_is_no_fault_of_the_disk(
 def test_another_save_takes_the_memory_of_the_last(
     one: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where there is no more; what has another shape needs some of its own."""
+    """Also where there is no more; another shape needs new memory."""
     one.save(1, held(groups(1.0)), {**META, "value": 1.0})
     assert one.wait() == ""
     places = {key: buffer.data_ptr() for key, buffer in one._buffers.items()}

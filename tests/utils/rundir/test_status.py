@@ -32,7 +32,7 @@ def fill(folder: Path) -> None:
     ("signum", "began", "evaluates", "expected"),
     [
         (signal.SIGUSR1, None, False, "requeue"),
-        (signal.SIGUSR1, 7, False, "stopped"),  # it would be started again for ever
+        (signal.SIGUSR1, 7, False, "stopped"),  # it would be restarted forever
         (signal.SIGUSR1, None, True, "stopped"),
         (signal.SIGTERM, 5, False, "stopped"),
     ],

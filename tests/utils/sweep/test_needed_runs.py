@@ -66,7 +66,7 @@ def test_it_has_from_the_run_that_needs_it_what_is_about_the_machine(
     config = first(config_of("experiment=tms_5_2", *mine), made)
     (target,) = made
     assert (target.seed, target.timeout_s, target.wandb.mode) == (5, 77, "offline")
-    assert target.run_name.startswith("tms-"), "it has a name of its own"
+    assert target.run_name.startswith("tms-"), "it has its own name"
     assert config.arch["target"] == str(tmp_path / target.checkpoint_path)
 
 

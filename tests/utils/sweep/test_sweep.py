@@ -46,7 +46,7 @@ def run_of(folder: Path, seed: int) -> Path:
 
 
 def begun(folder: Path, runs: int) -> bool:
-    """Returns whether this number of runs have saved a checkpoint."""
+    """True once this number of runs have saved a checkpoint."""
     return until(
         lambda: len([*folder.glob("runs/puzzles/*/checkpoints/latest")]) >= runs, within=60
     )
