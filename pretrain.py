@@ -343,7 +343,9 @@ class Trainer:
         best = f"; best: {metric.best}" if self.source.eval_sets() and not cfg.eval_only else ""
         run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}{best}")
         run.say(hardware.describe(self.dist, objective.dtype))
-        for remark in (hardware.known_fault(self.dist.device), self.source.remark):
+        compiles = "the first step compiles the net, for up to some minutes"
+        known = hardware.known_fault(self.dist.device), self.source.remark
+        for remark in (*known, compiles if cfg.compile is True else ""):
             if remark:
                 run.say(remark)
 
