@@ -90,6 +90,6 @@ def settings_of(config: Mapping[str, Any]) -> RunSettings:
 
 def source_of(config: Mapping[str, Any]) -> Source:
     run = settings_of(config)
-    with seeded(run.seed):  # a split that somebody else's function draws
+    with seeded(run.seed):  # a split that code outside this repository draws
         source: Source = make(config.get("data", {}), "data", run)
     return source

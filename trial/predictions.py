@@ -25,8 +25,8 @@ def try_predictions(
     names_alone: bool,
 ) -> None:
     """Raises ConfigError if the metric that is `asked` for or one of these outputs does not exist.
-    Unless `names_alone`, also if predictions break the contract, or the headline is not among the
-    metrics.
+    Unless `names_alone`, also if predictions break the contract, or the main metric is not among
+    the metrics.
     """
     metric = "" if names_alone and not asked else Metric.judging(objective, asked).name
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
@@ -58,7 +58,7 @@ def try_predictions(
     if not metrics and not asked:  # sets that are only shown
         metric = ""
     where = "objective_metric"
-    if not asked:  # a headline is a name without `eval/`
+    if not asked:  # the main metric is a name without `eval/`
         where = f"{type(objective).__name__}.headline"
         metric = metric.removeprefix("eval/")
         metrics = {name.removeprefix("eval/") for name in metrics}

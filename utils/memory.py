@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 # the files of a cgroup, in its second and first version: the limit, what is used, and in its
-# statistics what the kernel keeps of files for as long as nobody else wants the memory
+# statistics what the kernel keeps of files until other processes need the memory
 NAMES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -15,7 +15,7 @@ NAMES = {
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Returns how much more memory this process may take: what is left of the machine's, or of its
-    job's or container's share. Where nobody says, as on macOS, that is a huge number.
+    job's or container's share. Where the system does not tell, as on macOS, that is a huge number.
     """
     left = [sys.maxsize]
     try:

@@ -104,7 +104,7 @@ def make_splits(groups: list[Variants]) -> dict[str, PuzzleSplit]:
         raise ConfigError(
             f"--num-aug: makes {ids[-1]:,} puzzles, more than {MOST_IDS:,}; give a smaller one"
         )
-    # nobody predicts padding, so its token is also the label to ignore
+    # padding is not predicted, so its token is also the label to ignore
     metadata = Metadata(
         pad_id=PAD,
         ignore_label_id=PAD,

@@ -16,7 +16,7 @@ from data.language.token_files import Corpus
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 from utils.errors import ConfigError
 
-# no source that somebody wrote by hand (encodings and pydoc_data are tables), or tests
+# not written by hand (encodings and pydoc_data are tables), or tests
 WITHOUT = {
     "__pycache__",
     "dist-packages",

@@ -100,7 +100,7 @@ class CausalLM(Objective):
         return torch.cat(made, 1).int() if made else batch["continuation"]
 
     def published(self, path: str) -> dict[str, Tensor] | None:
-        """Reads a folder in which a Llama model is published."""
+        """Returns the weights in a folder of Hugging Face; None for other paths."""
         folder = Path(path)
         if not (folder / "config.json").is_file():
             return None

@@ -44,7 +44,7 @@ def load_frozen(
             f" '{key}=\"experiment=tms_target\"'"
         )
     with said_of(key):
-        # a folder with a config.json was published; any other is a run's
+        # a folder with a config.json is one of Hugging Face, any other a run's
         find = _published if (Path(path) / "config.json").is_file() else _run
         net, folder, files, read = find(key, path, spec, forward_dtype)
         if not isinstance(net, kinds):

@@ -36,7 +36,7 @@ class Metric:
 
     @classmethod
     def judging(cls, objective: Objective, asked: str | None) -> Metric:
-        """The one that is `asked` for, by default the objective's headline."""
+        """The one that is `asked` for, by default the objective's main metric."""
         name = asked.removeprefix("-") if asked else f"eval/{objective.headline}"
         # a user who names a cost means its smallest value, with or without the minus
         is_cost = name.rpartition("/")[2] in objective.costs

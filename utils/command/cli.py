@@ -147,7 +147,7 @@ def _report(error: BaseException, launch: Launch, watch: Watch | None) -> int:
     if isinstance(error, Stopped):
         if launch.rank == 0:
             signals.say(str(error))
-        _leave_group()  # all ranks know: nobody waits for another any more
+        _leave_group()  # all ranks know: none waits for another any more
         return signals.STATUS[error.signum]
     if isinstance(error, KeyboardInterrupt):
         signals.say(f"interrupted{_on(launch) if launch.rank else ''}")

@@ -1,4 +1,5 @@
-"""Scenes: small JSON files by which an evaluation shows the model at work on the report page.
+"""Scenes, the figures of the report page: small JSON files by which an evaluation shows the model
+at work.
 
 A scene is an object with a `kind`, which names the function that draws it, a `title`, perhaps a
 `caption`, and data. docs/report.md describes every kind.

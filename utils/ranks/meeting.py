@@ -250,7 +250,7 @@ def _client(
 
 
 def _find(launch: Launch, host: str, port: int, timeout_s: float) -> None:
-    """Wait until somebody listens. PyTorch would wait in silence, and fail with a page of C++
+    """Waits until a process listens. PyTorch would wait silently, and fail with a page of C++
     frames.
     """
     for waited_s, word in _waiting(launch):

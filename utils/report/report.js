@@ -220,8 +220,8 @@ const lockstep = (() => {
 
   // Draws curves. `make` returns {title, series, height, log, unit, least, most, whole, xLabel,
   // xText, xTicks, room, diverging, marks, expected}. A series is {key, name, color, dashed, x, y,
-  // raw, low, high, dots, loose, base, values}: `y` is the curve, `raw` stands thin behind it, `low`
-  // and `high` are its spread, `loose` points are not joined, bars begin at `base` and stand for
+  // raw, low, high, dots, loose, base, values}: `y` is the curve, `raw` is thin behind it, `low`
+  // and `high` are its spread, `loose` points are not joined, bars begin at `base` and show
   // `values`, and null is a gap. A click on a name in the legend hides its series.
   function chart(make, named = true) {
     const tip = el("div", { class: "tip", hidden: true, role: "status" });
@@ -1316,7 +1316,7 @@ const lockstep = (() => {
     return el("div", { class: "bar" }, el("nav", { "aria-label": "Sections" }, links), button);
   }
 
-  // A run that goes on draws its page again; nobody who is reading is disturbed.
+  // A run that is not over draws its page again, without disturbing its readers.
   const RELOAD_S = 20;
   function reloadWhenIdle() {
     let used = Date.now();

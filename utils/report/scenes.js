@@ -501,7 +501,7 @@
   ];
   const LIGHT = new Set("34578");
 
-  // Symbols in ARC's colours; those of further symbols lie around the circle.
+  // Symbols in ARC's colours; those of further symbols are spread around the circle.
   const fillOf = (symbol) =>
     PALETTE[Number(symbol)] || `hsl(${(symbol.codePointAt(0) * 137.5) % 360} 50% 45%)`;
   function coloured(cells) {
@@ -569,7 +569,7 @@
     return el("div", {}, el("div", { class: "legend" }, keys), texts);
   };
 
-  // Numbers stand to the right; the columns named in `percent` are shares.
+  // Numbers are aligned right; the columns named in `percent` are shares.
   scenes.table = ({ title, columns, rows, percent: shares = [] }) => {
     const isNumeric = (c) => rows.some((row) => typeof row[c] === "number");
     const sort = (c) => (isNumeric(c) ? "number-cell" : null);

@@ -238,7 +238,7 @@ class RunDirectory:
             cause = self.dist.watch.cause if self.dist.watch is not None else None
             reason = cause.text if cause else f"{type(error).__name__}: {error}".rstrip(": ")
             self.mark("stopped" if stopped else "failed", reason[:500])
-        # whoever asked to stop will not wait long, and neither do the other ranks of a failed run
+        # a scheduler that asked to stop does not wait long, nor do the other ranks of a failed run
         failed_together = error is not None and self.dist.world_size > 1
         self.close(error is None or isinstance(error, Stopped), stopped or failed_together)
 
