@@ -190,7 +190,7 @@ def cut_steps(
     size = int(sizes[0])
     if (sizes == size).all():
         return cut_evenly(order.items, batch, epochs, eval_interval, size)
-    steps = RaggedSteps(order, sizes, batch, epochs, _interval(batch, epochs, eval_interval))
+    steps = RaggedSteps(order, sizes, batch, epochs, eval_interval or epochs)
     steps.span(0)  # raises at once if the data is too small
     return steps
 
@@ -199,24 +199,10 @@ def cut_evenly(
     items: int, batch: int, epochs: int | None, eval_interval: int | None, size: int = 1
 ) -> UniformSteps:
     """Cuts an order whose items all have `size` examples into steps of `batch` examples."""
-    interval = _interval(batch, epochs, eval_interval)
+    interval = eval_interval or epochs
     if interval is not None and items * interval * size < batch:
         raise too_small(batch, items * interval * size, interval)
     return UniformSteps(items, -(-batch // size), epochs, interval)
-
-
-def _interval(batch: int, epochs: int | None, eval_interval: int | None) -> int | None:
-    """Returns the epochs in an iteration, or None if it is endless."""
-    interval = epochs if eval_interval is None else eval_interval
-    if epochs is not None and interval is not None and epochs % interval:
-        # both ways out: the next smaller interval that fits, or a few more epochs
-        divisor = next(d for d in range(min(interval, epochs), 0, -1) if epochs % d == 0)
-        larger = epochs + interval - epochs % interval
-        raise ConfigError(
-            f"eval_interval={interval} does not divide epochs={epochs}; try eval_interval={divisor}"
-            f" or epochs={larger}"
-        )
-    return interval
 
 
 def run_length(

@@ -28,7 +28,7 @@ TABLE: list[Row] = [
     (["arch.halt_exploration_prob=1.1"], "arch.halt_exploration_prob=1.1: must be less"),
     (["+data.embedded.siez=4"], "siez=4: unknown key; did you mean data.embedded.size"),
     (["global_batch_size=100"], "global_batch_size"),
-    (["eval_interval=3"], "eval_interval"),
+    (["epochs=9", "eval_interval=4"], "try eval_interval=3 or epochs=12"),
     (["expected={metric: x, at: {5: 3}}"], "expected.at"),
     (["micro_batch_size=5"], "micro_batch_size"),
     (["eval_only=true"], "eval_only"),

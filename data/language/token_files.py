@@ -12,7 +12,7 @@ each).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -27,8 +27,6 @@ from utils.files import open_plain, read_json
 
 MAGIC, HEADER = 20240520, 1024
 SPLITS = ("train", "val")
-# opening a corpus checks the ids in so many blocks of BLOCK tokens, or in all if there are fewer
-SAMPLED, BLOCK = 256, 1 << 13
 
 
 @dataclass(frozen=True)
@@ -95,14 +93,6 @@ def open_corpus(
     begin = described.begin_token if begin is None else begin
     if begin is not None and begin >= size:
         raise ConfigError(f"{key}: begin_token={begin} is not below vocab_size={size}; correct it")
-    # a wrong vocabulary is seen at once; a single wrong token only when it is read
-    for name, path in (paths["train"] | paths["val"]).items():
-        for block in _sample(path, arrays[name], len(arrays)):
-            if int(block.max(initial=0)) >= size:
-                raise ConfigError(
-                    f"{key}: {name} holds token {block.max()}, but vocab_size={size}; give the"
-                    " right vocabulary"
-                )
     # ids beyond those that dataset.json describes have no text
     token_bytes = described.token_bytes
     if token_bytes:
@@ -178,24 +168,6 @@ def _open_bin(path: Path) -> np.ndarray:
         if size == HEADER:
             return np.empty(0, np.uint16)
         return np.memmap(file, np.uint16, "r", HEADER).view(np.ndarray)
-
-
-def _sample(path: Path, array: np.ndarray, files: int) -> Iterator[np.ndarray]:
-    """Yields blocks at even distances, with the first and the last. They are read, because a
-    mapping would load much more around them.
-    """
-    blocks = -(-len(array) // BLOCK)
-    chosen = np.unique(
-        np.linspace(0, blocks - 1, min(blocks, max(4, SAMPLED // files))).astype(np.int64)
-    )
-    width = BLOCK * array.itemsize
-    with open_plain(path) as file:
-        start = os.fstat(file.fileno()).st_size - array.nbytes
-        for block in chosen.tolist():
-            content = os.pread(
-                file.fileno(), min(width, array.nbytes - block * width), start + block * width
-            )
-            yield np.frombuffer(content, array.dtype)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stream", TEXTS | {"data_path": "{in}"}, "data_path=.*: files of several kinds"),
     ("stream", TEXTS | {"field": "body"}, "data_path=.*: line 1: has text, not body; name the"),
     ("stream", TEXTS | {"tokenizer": "no.json"}, ".*=no.json: no.json is not a tokenizer"),
-    ("puzzles", PUZZLES | {"eval_interval": 4}, "eval_interval=4 .*; try eval_interval=3 or"),
     ("puzzles", PUZZLES | {"global_batch_size": 64}, "global_batch_size=64.*eval_interval=4"),
     ("puzzles", PUZZLES | {"data_paths": ["{in}/b"]}, "data_path=.*both given"),
     ("puzzles", PUZZLES | {"data_paths_test": ["{in}/b"]}, "data_paths_test=.*no test"),

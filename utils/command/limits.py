@@ -49,7 +49,7 @@ def check_combinations(config: Config, launch: Launch) -> None:
         fits = next(n for n in range(min(interval, config.epochs), 0, -1) if config.epochs % n == 0)
         raise ConfigError(
             f"eval_interval={interval} does not divide epochs={config.epochs}; try"
-            f" eval_interval={fits}"
+            f" eval_interval={fits} or epochs={config.epochs + interval - config.epochs % interval}"
         )
     if config.eval_only != (config.checkpoint is not None):
         raise ConfigError(
