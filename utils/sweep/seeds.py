@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.05  # differences that are rarer by chance are said to be one
 
@@ -35,7 +34,9 @@ def interval(values: Sequence[float]) -> tuple[float, float | None, float | None
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return mean, None, None
-    half = _quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    from scipy import stats  # takes a second, and most sweeps have one seed
+
+    half = float(stats.sem(values) * stats.t.ppf(0.975, count - 1))
     return mean, mean - half, mean + half
 
 
@@ -43,34 +44,26 @@ def difference(one: Setting, other: Setting, metric: str) -> str:
     """Compares two settings in a sentence: by a paired t-test if they have the same seeds, else by
     Welch's; empty if one of them has a single seed.
     """
-    if min(len(one.values), len(other.values)) < 2:
+    counts = len(one.values), len(other.values)
+    if min(counts) < 2:
         return ""
-    means = [float(np.mean([*setting.values.values()])) for setting in (one, other)]
+    from scipy import stats
+
+    paired = one.values.keys() == other.values.keys()
+    here = [*one.values.values()]
+    there = [other.values[seed] for seed in one.values] if paired else [*other.values.values()]
+    with warnings.catch_warnings(action="ignore"):  # about values without any spread
+        if paired:
+            found, how = stats.ttest_rel(here, there), f"paired t-test over {counts[0]} seeds"
+        else:
+            found = stats.ttest_ind(here, there, equal_var=False)
+            how = f"Welch's t-test, {counts[0]} and {counts[1]} seeds"
+    means, ends = (np.mean(here), np.mean(there)), found.confidence_interval()
     gap = means[0] - means[1]
-    if one.values.keys() == other.values.keys():
-        gaps = [value - other.values[seed] for seed, value in one.values.items()]
-        error, freedom = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)), len(gaps) - 1.0
-        how = f"paired t-test over {len(gaps)} seeds"
-    else:
-        counts = len(one.values), len(other.values)
-        parts = [
-            float(np.var([*setting.values.values()], ddof=1)) / count
-            for setting, count in zip((one, other), counts, strict=True)
-        ]
-        error = math.sqrt(sum(parts))
-        weights = sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
-        freedom = sum(parts) ** 2 / weights if weights else 1.0
-        how = f"Welch's t-test, {counts[0]} and {counts[1]} seeds"
-    half = _quantile(freedom) * error
-    chance = 2 * float(stdtr(freedom, -abs(gap) / error)) if error else float(not gap)
+    chance = float(not gap) if np.isnan(found.pvalue) else found.pvalue
     names = f"{one.title} and {other.title}"
-    found = f"{names} differ" if chance < LEVEL else f"No difference is shown between {names}"
+    said = f"{names} differ" if chance < LEVEL else f"No difference is shown between {names}"
     return (
-        f"{found}: {metric} is {means[0]:.4g} and {means[1]:.4g}, {gap:+.3g} (95 % interval"
-        f" {gap - half:+.3g} to {gap + half:+.3g}, p = {chance:.2g}; {how})."
+        f"{said}: {metric} is {means[0]:.4g} and {means[1]:.4g}, {gap:+.3g} (95 % interval"
+        f" {ends.low:+.3g} to {ends.high:+.3g}, p = {chance:.2g}; {how})."
     )
-
-
-def _quantile(freedom: float) -> float:
-    """Returns within how many standard errors 95 % lie."""
-    return float(stdtrit(freedom, 0.975))

@@ -36,6 +36,8 @@ def test_a_difference_is_paired_over_equal_seeds(first: int) -> None:
     assert re.match("a and b differ: x is" if test.pvalue < 0.05 else "No difference is", said)
     assert difference(Setting("a", by_seed(A)), Setting("b", by_seed(B[:1])), "x") == ""
     assert "p = 1;" in difference(Setting("a", by_seed(A)), Setting("b", by_seed(A)), "x")
+    ones = Setting("a", by_seed([1.0] * 3, first))  # without a warning
+    assert "a and b differ" in difference(ones, Setting("b", by_seed([0.5] * 3)), "x")
 
 
 def seeds_folder(folder: Path) -> Path:
