@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -131,7 +131,8 @@ class ActObjective(Objective):
         fresh = self.model.fresh_state(noise, *batch["inputs"].shape)
         state = tuple(where_slots(halted, *pair) for pair in zip(fresh, carry.state, strict=True))
         steps = torch.where(halted, 0, carry.steps)
-        return ActCarry(state, steps, halted, _current_puzzles(carry, batch, batch))
+        puzzles = {name: where_slots(halted, batch[name], carry.batch[name]) for name in batch}
+        return ActCarry(state, steps, halted, puzzles)
 
     @staticmethod
     def _trainable_ids(batch: Batch) -> Tensor:
@@ -192,11 +193,6 @@ class ActObjective(Objective):
             loss = loss + 0.5 * continue_loss
             metrics["q_continue_loss"] = (continue_loss.detach(), weight)
         return loss, weight, metrics
-
-
-def _current_puzzles(carry: ActCarry, batch: Batch, names: Iterable[str]) -> Batch:
-    """Returns each slot's puzzle in this step: a new one if the slot has halted, else its own."""
-    return {name: where_slots(carry.halted, batch[name], carry.batch[name]) for name in names}
 
 
 def _right_cells(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:

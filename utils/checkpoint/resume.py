@@ -22,7 +22,6 @@ from utils.checkpoint.registry import (
     EVALUATED,
     Origin,
     Registry,
-    Tensors,
     described,
     from_description,
     from_rank_0,
@@ -284,7 +283,10 @@ def _load(folder: Path, step: int, registry: Registry, dist: Dist) -> str:
                 stored = reader.open_checkpoint(folder, registry.names, hashed=True).groups
             except ConfigError as error:
                 problem = error.what  # the caller has another checkpoint, or says what to do
-        texts = {group: described(_shapes(stored[group])) for group in stored}
+        texts = {
+            group: described({name: each.meta for name, each in tensors.items()})
+            for group, tensors in stored.items()
+        }
     if problem := dist.broadcast_text(problem):
         return problem
     texts = json.loads(dist.broadcast_text(json.dumps(texts)))
@@ -306,10 +308,6 @@ def _load(folder: Path, step: int, registry: Registry, dist: Dist) -> str:
     except format.Unreadable as error:
         problem = f"{folder.name} is damaged ({error})"
     return _first(problem, dist)
-
-
-def _shapes(stored: Mapping[str, Stored]) -> Tensors:
-    return {name: each.meta for name, each in stored.items()}
 
 
 def _first(problem: str, dist: Dist) -> str:

@@ -75,7 +75,3 @@ def _prepare(argument: str) -> str:
         lambda match: match[1] + SPECIAL.sub(r"\\\g<0>", match[2]) + ":", argument
     )
     return f"+{argument}" if re.match(r"\+[^+]", argument) else argument
-
-
-def _without_quotes(key: re.Match[str]) -> str:
-    return key[1] + SPECIAL.sub(r"\\\g<0>", key[2]) + ":"

@@ -113,7 +113,8 @@ class Children:
             while self._running or self._next() is not None:
                 if signum := signals.stop_signal():
                     if not forwarded:
-                        self._signal_all(signum)
+                        for child in self._running:
+                            child.process.send_signal(signum)
                     forwarded = True
                     if not self._running:
                         break
@@ -174,10 +175,6 @@ class Children:
         if self._settings.ranks > 1 and status and isinstance(recorded, int):
             status = recorded or status
         child.job.status = 1 if status < 0 else status
-
-    def _signal_all(self, signum: int) -> None:
-        for child in self._running:
-            child.process.send_signal(signum)
 
     def _kill_all(self, signum: int, line: str) -> bool:
         for child in self._running:
