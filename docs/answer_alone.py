@@ -69,7 +69,7 @@ def logits_of(weights: str, config: str, tokens: list[int]) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    signs = "?.123456789"  # of tokens; padding is none of a board
+    signs = "?.123456789"  # of tokens; no cell of a board is padding
     board = "".join("".join(sys.argv[3:]).split()).translate(str.maketrans("0_", ".."))
     answer = logits_of(sys.argv[1], sys.argv[2], [signs.index(cell) for cell in board]).argmax(-1)
     print("".join(signs[token] for token in answer))

@@ -91,7 +91,7 @@ class Local(Launcher):
             HydraConfig.instance().cfg = before
 
     def _returned(self, job: Job) -> JobReturn:
-        """Returns what sweepers get, of which less is better: the metric that `objective_metric`
+        """Returns the value for sweepers, lower is better: the metric that `objective_metric`
         names, as last logged, or its negative.
         """
         done = JobReturn(overrides=job.overrides, working_dir=os.getcwd())

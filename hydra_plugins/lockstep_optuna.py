@@ -1,4 +1,4 @@
-"""`hydra/sweeper=optuna`: Hydra's own Optuna sweeper, which here goes on where it was stopped."""
+"""`hydra/sweeper=optuna`: Hydra's Optuna sweeper, continued where it was stopped."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from utils.measure.metrics import stack, wilson
 
 
 class Interval:
-    """Reports the 95 % interval (Wilson 1927) of a metric that counts successes, and from how many
-    examples it is.
+    """Reports the 95 % interval (Wilson 1927) of a metric that counts successes, and the number of
+    examples.
 
     A metric may count several parts of an example, such as its tokens. They succeed and fail
     together, so the interval is that of as many trials as there are examples, and too wide where

@@ -34,8 +34,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 
-# Computes again in the backward pass, and to the end: the exception by which PyTorch 2.11 would
-# stop early has got lost on CUDA
+# Computes again in the backward pass, and to the end: the exception by which PyTorch 2.11 stops
+# early was lost on CUDA
 recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, early_stop=False)
 
 # types of keys

@@ -24,7 +24,7 @@ IDENTIFIERS, TEST_PUZZLES = "identifiers.json", "test_puzzles.json"
 
 @dataclass(frozen=True)
 class Pieces:
-    """Stands for an array that is too large for memory: rows are made while they are written."""
+    """An array too large for memory: its rows are made while they are written."""
 
     shape: tuple[int, ...]
     make: Callable[[], Iterator[np.ndarray]]

@@ -33,7 +33,7 @@ from data.recursive.sudoku import BLANK, BOXES, DIGITS, is_solved
 from data.recursive.sudoku_boards import generate, spoil, sudoku_split
 from utils.errors import exit_status
 
-# by size: hard enough to be interesting, and nearly every board can lose so many
+# by size: hard, but nearly every board can lose so many
 BLANKS = {4: 9, 6: 23, 9: 50, 16: 140}
 SIZES = {size * size: size for size in BOXES}
 

@@ -28,7 +28,7 @@ from data.language.text_files import Documents, HubTexts, is_held_out, place_of,
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
 from utils.errors import ConfigError, exit_status
 
-# characters tokenized together: what the library keeps of them is many times as large
+# characters tokenized together: the library takes many times their memory
 CHARACTERS_AT_ONCE = 1 << 20
 TOKENS_IN_A_FILE = 1 << 26
 SPLITS = ("train", "val")

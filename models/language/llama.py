@@ -350,7 +350,7 @@ def export(*arguments: str) -> str:
 
 
 def _data_of(checkpoint: str) -> tuple[Spec, str]:
-    """Opens a run's data, which know the tokenizer. Also returns why there is none, if so."""
+    """Opens a run's data for its tokenizer. Without one, also returns the reason."""
     try:
         # This command alone needs data, which models may not import: training hands a net no more
         # than its `Spec`. So it makes them by name, as a configuration does.

@@ -39,7 +39,7 @@ MEASURED = ("latents", "last", "none", "whole")  # whose losses are logged
 class Compress(Objective):
     """Sums the cross entropy of texts after passages that every reader sees as latents alone.
 
-    The readers are frozen, so the checkpoint of the lowest loss keeps most of the passages' worth.
+    The readers are frozen, so the checkpoint of the lowest loss keeps most of the passages.
     """
 
     headline = "loss"

@@ -91,11 +91,11 @@ def retire(directory: Path, step: int, keep: int | None, say: Callable[[str], No
 
 
 def delete(path: Path, say: Callable[[str], None]) -> None:
-    """Deletes a checkpoint or a leftover, or says that it cannot."""
+    """Deletes a checkpoint or a leftover, or logs that it cannot."""
     try:
         remove(path)
     except OSError as error:
-        with contextlib.suppress(Exception):  # the log may lie on the same troubled disk
+        with contextlib.suppress(Exception):  # the log may be on the same failing disk
             say(f"checkpoints: {path.name} cannot be deleted ({brief(error)}); delete it yourself")
 
 

@@ -39,7 +39,7 @@ class Groups(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class Meta(TypedDict, total=False):
-    """What a checkpoint says of itself, as far as its readers look into it."""
+    """The metadata of a checkpoint that its readers use."""
 
     step: int
     ranks: int
@@ -185,7 +185,7 @@ def newest_whole(
     directory: Path, say: Callable[[str], None], before: int | None = None
 ) -> Path | None:
     """The step folder of a run's highest step (`before` another one) whose files are all there, in
-    their sizes; every one passed over on the way is named.
+    their sizes; each one that is skipped is logged.
     """
     put_back(directory)
     steps = [step for step in steps_in(directory) if before is None or step < before]

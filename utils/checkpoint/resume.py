@@ -203,7 +203,7 @@ def _differences(saved: Mapping[Any, Any], config: Config) -> dict[str, tuple[An
         for key in new
         if key in old and new[key] not in (old[key], "auto")
     }
-    # what follows a root key is not said twice
+    # what follows from a root key is not listed twice
     return {key: pair for key, pair in changed.items() if "." not in key} or changed
 
 

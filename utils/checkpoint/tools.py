@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SAME = "the same"
 MOST_TENSORS = 30  # that differ and are named
-# of what a checkpoint says of itself, what tells where its weights are from and how good they are
+# the metadata that tells where weights are from and how good they are
 KEPT = ("step", "results", "config", "data", "code", "torch", "device", "ranks")
 AT_ONCE = 1 << 24  # values of a tensor that are compared at once
 
@@ -96,7 +96,7 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
 
 def export(path: str, folder: Path) -> str:
     """Writes a checkpoint of the weights alone, or of their averages if the run averaged, in one
-    file that programs of the Hugging Face ecosystem read; returns what was made in one line.
+    file that programs of the Hugging Face ecosystem read; returns a line about it.
     """
     _refuse_existing(folder)
     groups, meta = reader.load(path, ["model", "ema"])
@@ -116,7 +116,7 @@ def export(path: str, folder: Path) -> str:
 
 def import_weights(source: Path, folder: Path, raw: bool = False) -> str:
     """Turns weights that torch has pickled, such as those of the published HRM and TRM, into a
-    checkpoint; returns what was made in one line.
+    checkpoint; returns a line about it.
     """
     _refuse_existing(folder)
     weights, averaged = foreign.read(source, raw)

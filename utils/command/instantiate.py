@@ -17,7 +17,7 @@ from utils.command.root import Plain, Root
 from utils.errors import ConfigError, brief, short
 
 AnyKeys = TypeVar("AnyKeys", bound=Keys)
-# What memory that cannot be had looks like: the CPU's allocator, sizes beyond 64 bits, and a GPU
+# Errors of missing memory: of the CPU's allocator, of sizes beyond 64 bits, and of a GPU
 NO_MEMORY = re.compile(r"allocat\w* memory|out of memory|overflow", re.IGNORECASE)
 
 

@@ -102,7 +102,7 @@ def check_sync(config: Config, ranks: int, shard_size: int | None) -> None:
 def check_paths(config: Config) -> None:
     """Raises ConfigError for the first path that cannot be what its key needs.
 
-    Only a look: what a file holds is checked when it is read.
+    The content of files is checked when they are read.
     """
     plain = config.plain()
     for path, value in marked(plain, fields_of(plain), A_PATH):

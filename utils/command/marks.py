@@ -1,4 +1,4 @@
-"""What may be said of a key, besides what pydantic has for types and bounds."""
+"""Marks of keys, besides pydantic's types and bounds."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def start(device: str = "auto", backend: str = "auto", timeout_s: float = 600.0)
     watch = Watch(for_watch, launch, timeout_s, [fact["process"] for fact in everyone])
     numbers = launch.rank, launch.world_size, launch.local_rank
     _current = Dist(*numbers, launch.launcher, own, timeout_s, watch)
-    atexit.register(watch.stop)  # a script that simply ends is not missed
+    atexit.register(watch.stop)  # a script that simply ends does not count as lost
     refuse_differences(store, launch, everyone)
     with _current.waiting():
         c10d.init_process_group(

@@ -38,7 +38,7 @@ POLL_S = 0.2  # many ranks must not keep the store busy
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ADDRESS = "lockstep"  # the key in torchrun's store that holds the address of rank 0's store
 
-Facts = Mapping[str, str]  # what a rank says about itself
+Facts = Mapping[str, str]  # a rank's description of itself
 
 
 def meet(

@@ -65,7 +65,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Beat:
-    """The last that a rank has reported of itself."""
+    """The last report of a rank."""
 
     at: float = 0.0  # by its clock
     entered: int = 0  # waits for others, so far

@@ -1,5 +1,5 @@
-"""Decides which metrics share a chart and in which order the charts stand, and reduces columns of
-numbers to curves.
+"""Decides which metrics share a chart and the order of charts, and reduces columns of numbers to
+curves.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from utils.files import read_bytes, write_whole
 
 
 class Troubles:
-    """Says once that a file cannot be written; the run goes on."""
+    """Warns once that a file cannot be written; the run goes on."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -1,6 +1,4 @@
-"""Sends what a run logs to services beside its own files, as guests: whatever fails in one, the run
-goes on.
-"""
+"""Sends what a run logs to services beside its own files. If one fails, the run goes on."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVEL = 0.05  # differences that are rarer by chance are said to be one
+LEVEL = 0.05  # a difference is reported if it is rarer than this by chance
 
 
 @dataclass(frozen=True)
