@@ -3,7 +3,7 @@
 # continues where the one before it was interrupted; when the run finishes, fails or is cancelled,
 # the remaining jobs are cancelled.
 #   launch/chain.sh 5 -N2 --ntasks-per-node=8 --gpus-per-node=8 -t 4:00:00 launch/run.slurm arch=trm data_path=… shards=16
-# Arguments behind the number go to sbatch.
+# Arguments after the number go to sbatch.
 set -eu
 number=${1:?how many jobs? launch/chain.sh 5 -N2 … launch/run.slurm …}
 shift

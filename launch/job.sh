@@ -1,5 +1,5 @@
 # Shared by the batch scripts, which source it. `to_its_end COMMAND …` runs a command, forwards
-# signals to it, and queues the job again if the run was interrupted and has made progress.
+# signals to it, and queues the job again if the run was interrupted and has taken steps.
 # Variables: PYTHON (.venv/bin/python), CHAIN (set by chain.sh).
 # shellcheck shell=bash
 PYTHON=${PYTHON:-.venv/bin/python}
