@@ -998,7 +998,7 @@ const lockstep = (() => {
     const about = scene.caption && el("p", { class: "scene-caption" }, scene.caption);
     const draw = Object.hasOwn(scenes, scene.kind)
       ? scenes[scene.kind]
-      : () => el("p", { class: "over" }, `Nothing here draws scenes of the kind “${scene.kind}”.`);
+      : () => el("p", { class: "over" }, `This page cannot draw figures of the kind “${scene.kind}”.`);
     const title = heading(String(scene.title || words(name)), el("span", { class: "over" }, set));
     return el("div", { class: "panel scene" }, title, about, attempt(draw, scene));
   }

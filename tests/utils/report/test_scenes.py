@@ -206,6 +206,6 @@ def test_hostile_text_stays_text_and_nothing_is_wider_than_a_phone(
         with opened(browser, width, dark) as window:
             page = window.open(report)
             assert page.locator(".panel.scene").count() == len(all_scenes())
-            assert page.get_by_text("Nothing here draws").count() == 1
+            assert page.get_by_text("This page cannot draw").count() == 1
             assert page.locator("img, script[src], b:text-is('b')").count() == 0
             assert HOSTILE in at(page, "text").inner_text()
