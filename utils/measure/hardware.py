@@ -5,16 +5,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 import re
 import resource
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import sha256
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
@@ -167,12 +164,11 @@ def known_fault(device: torch.device) -> str:
 
 
 def tune(exact: bool = False, float64: bool = False) -> None:
-    """Allows TF32 for float32 products on GPUs that have it, and keeps compiled code and freed
-    memory. For an `exact` run, an operation without a deterministic kernel is an error; with
-    `float64`, nets are made in it.
+    """Allows TF32 for float32 products on GPUs that have it, and keeps freed memory. For an
+    `exact` run, an operation without a deterministic kernel is an error; with `float64`, nets are
+    made in it.
     """
     torch.set_default_dtype(torch.float64 if float64 else torch.float32)
-    _keep_compiled_code()
     torch.set_float32_matmul_precision("high")
     if exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
@@ -183,24 +179,3 @@ def tune(exact: bool = False, float64: bool = False) -> None:
         # by default every large tensor is mapped, page-faulted in and unmapped again at each use
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
         ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def _keep_compiled_code() -> None:
-    """Puts PyTorch's cache of compiled code into the user's cache folder, unless the environment
-    names a place. Called before anything loads the compiler, which settles it.
-
-    The default is in the folder for temporary files. A home may be shared by machines of different
-    kinds, and code is compiled for one.
-    """
-    try:
-        about = Path("/proc/cpuinfo").read_bytes().partition(b"\n\n")[0]
-        kind = b"".join(
-            line for line in about.splitlines() if line.startswith((b"model", b"flags"))
-        )
-    except OSError:
-        kind = platform.node().encode()
-    with suppress(OSError):  # without a home it stays there
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        folder = Path(base) / "lockstep" / f"inductor-{sha256(kind).hexdigest()[:12]}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
