@@ -40,7 +40,7 @@ EVALUATED = {
 # tests/test_extending.py; a word in brackets is optional.
 PLACEHOLDERS = {
     **{f"{group}=mine": "" for group in ("arch", "data", "optim", "sync", "experiment")},
-    "data=bars": "",  # data/README.md shows how to add it: tests/test_extending.py
+    "data=table": "",  # data/README.md shows how to add it: tests/test_extending.py
     "optim=sign_descent": "",  # so does optim/README.md
     "sync=one_by_one": "",
     "arch=focal": "",  # docs/adding-an-objective.md shows how to add it: tests/test_extending.py

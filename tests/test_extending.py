@@ -13,9 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import ranks
+from tests.documented import commands
 from tests.ranks import ROOT, check_ended_well, run_ranks
 from tests.runs import QUIET, TINY_GPT, Result, launched, train
 
@@ -38,8 +40,7 @@ TRAINED = {
         *("arch=cnn", "data=digits", "optim=sign_descent", "sync=one_by_one", "trial=true"),
         *SHORT,
     ],
-    "bars": ["data=bars", "arch=cnn", *ADAMW],
-    "mine": ["arch=mine", "data=digits", *ADAMW],
+    "mine": ["arch=mine", "data=table", "data_path=diabetes.csv", *ADAMW],
     "focal": ["arch=focal", "trial=true", *TINY_GPT[1:], *SHORT],
     "contrast": ["arch=contrast", "data=digits", "micro_batch_size=4", *ADAMW],
 }
@@ -57,6 +58,22 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert not (ROOT / name).exists()
             (copy / name).write_text(text)
     return copy
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guide_make_data_train_and_answer(
+    extended: Path, tmp_path: Path
+) -> None:
+    guide = [*commands(ROOT / "data/README.md"), *commands(ROOT / "models/README.md")]
+    made, trained, answered = (
+        next(each.words for each in guide if part in each.words[-1])
+        for part in ("to_csv", "run_name=mine", "eval_save_outputs")
+    )
+    for words, more in ((made, ()), (trained, (*QUIET, "epochs=20")), (answered, QUIET)):
+        start = [str(extended / word) if word == "pretrain.py" else word for word in words[1:]]
+        done = launched([sys.executable, *start, *more], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert [*tmp_path.rglob("*_test_preds.*")]
 
 
 @pytest.mark.slow
@@ -86,6 +103,8 @@ def test_the_examples_of_the_guides_train_on_two_ranks(
     example: str, extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "forks", None)  # which have imported the repository itself
+    table = np.random.default_rng(0).normal(size=(300, 4))
+    np.savetxt(tmp_path / "diabetes.csv", table, delimiter=",", header="a,b,c,d")
     losses = {}
     for number in (1, 2):
         arguments = [*QUIET, *TRAINED[example], f"checkpoint_path={tmp_path}/{number}"]
