@@ -57,6 +57,20 @@ MEASURED = re.compile(  # the machine, the commit, and the keys of its recipe th
     rf"{MACHINE}(?: and {MACHINE})?, (?P<commit>[0-9a-f]{{7}})(?: \(since: (?P<changed>`.+`)\))?"
 )
 ALL = [command for path in files() for command in commands(path)]
+# The way from data to a comparison in each guide, and the keys that shorten its runs. What a run
+# needs is trained first, and is shortened where it is named.
+SHORT = "max_steps=4 epochs=null eval_interval=null eval_examples=8 compile=false"
+TARGET = "arch.target='\"experiment=tms_target max_steps=4\"'"
+READER = '"experiment=fact_reader max_steps=2 data.tokenizer={}"'
+READERS = f"arch.readers='[{READER.format('bytes')},{READER.format('bpe:290')}]'"
+GUIDES = {
+    ("docs/recursive.md", "In one screen"): SHORT,
+    ("docs/recursive.md", "A task of your own"): SHORT,
+    ("docs/language.md", "In one screen"): SHORT,
+    ("docs/decomposition.md", "In one screen"): f"{SHORT} {TARGET}",
+    ("docs/latent.md", "In one screen"): f"{SHORT} {READERS}",
+    ("models/README.md", "digits"): SHORT,
+}
 
 
 def check(command: Command) -> None:
@@ -303,6 +317,31 @@ def test_the_readme_quotes_results() -> None:
     assert [row for row in quoted if row not in [row[:3] for row in rows_of("RESULTS.md")]] == []
 
 
+def in_a_clone(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command as at the root of a clone, but leaves its files in `folder`."""
+    if not (folder / "pretrain.py").exists():
+        (folder / "pretrain.py").symlink_to(ROOT / "pretrain.py")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return launched(["env", f"PATH={path}", f"PYTHONPATH={ROOT}", *words], cwd=folder, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("page", "heading"), GUIDES)
+def test_a_guide_leads_from_data_to_a_comparison(page: str, heading: str, tmp_path: Path) -> None:
+    """As a shell and Python run all blocks under the heading, in order."""
+    section = re.search(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", (ROOT / page).read_text(), re.M | re.S)
+    assert section
+    short = f"python pretrain.py {GUIDES[page, heading]} experiment="
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", section[1], re.M | re.S):
+        text = block.replace("make train ", "python pretrain.py experiment=demo ")
+        text = text.replace("python pretrain.py experiment=", short)
+        program = {"": ["bash", "-e", "-c"], "python": [sys.executable, "-c"]}.get(language)
+        done = in_a_clone([*program, text], tmp_path) if program else None
+        assert not done or done.returncode == 0, done.stderr
+    assert list(tmp_path.rglob("comparison.html"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_three_commands_show_the_same_run(tmp_path: Path) -> None:
@@ -313,10 +352,7 @@ def test_three_commands_show_the_same_run(tmp_path: Path) -> None:
     script = [line for line in lines if ours.match(line)]
     assert len(script) == 6
     text = "\n".join(script).replace("max_steps=60", "max_steps=4 data.embedded.test=16")
-    (tmp_path / "pretrain.py").symlink_to(ROOT / "pretrain.py")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    words = ["env", f"PATH={path}", f"PYTHONPATH={ROOT}", "bash", "-e", "-c", text]
-    done = launched(words, cwd=tmp_path, timeout=300)
+    done = in_a_clone(["bash", "-e", "-c", text], tmp_path)
     assert done.returncode == 0, done.stderr
     digests = re.findall(r"^.*\b[0-9a-f]{64}\b.*$", done.stdout, re.MULTILINE)
     assert len(digests) == 3
