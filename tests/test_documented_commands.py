@@ -322,11 +322,11 @@ def in_a_clone(words: list[str], folder: Path) -> subprocess.CompletedProcess[st
     if not (folder / "pretrain.py").exists():
         (folder / "pretrain.py").symlink_to(ROOT / "pretrain.py")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return launched(["env", f"PATH={path}", f"PYTHONPATH={ROOT}", *words], cwd=folder, timeout=300)
+    return launched(["env", f"PATH={path}", f"PYTHONPATH={ROOT}", *words], cwd=folder, timeout=800)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page", "heading"), GUIDES)
 def test_a_guide_leads_from_data_to_a_comparison(page: str, heading: str, tmp_path: Path) -> None:
     """As a shell and Python run all blocks under the heading, in order."""
