@@ -256,12 +256,12 @@ SMALL = [*TINY_CNN, *QUIET, "max_steps=3", "num_workers=0", "project_name=p"]
 
 @contextmanager
 def held(run: Path) -> Iterator[None]:
-    its = lock(run, [])
+    its = lock(run)
     assert its is not None
     try:
         yield
     finally:
-        unlock(its, [])
+        unlock(its)
 
 
 def test_a_start_beside_a_live_run_is_refused_before_it_reads_anything(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ class RunDirectory:
         # the id under which W&B continues this run; `begin` takes it as the setting `id`
         self.wandb_id: str | None = None
         self._lock: folders.FileLock | None = None
-        self._made: list[Path] = []  # folders that the lock needed
         self._loggers = Loggers(self.say, dist.timeout_s / 2)
         self._troubles = Troubles(self.say)
         # these are there from `begin` on, on rank 0
@@ -69,7 +68,7 @@ class RunDirectory:
                     if not self._evaluates:
                         folders.refuse_foreign(self.directory)
                         # before anything in it is read
-                        self._lock = folders.lock(self.directory, self._made)
+                        self._lock = folders.lock(self.directory)
                         unnamed = "which has just begun" if self._lock is None else ""
                         other = other_writer(self.directory) or unnamed
             if other := self.dist.broadcast_text(other):
@@ -78,7 +77,7 @@ class RunDirectory:
                     " or give another run_name"
                 )
         except BaseException:
-            folders.unlock(self._lock, self._made)
+            folders.unlock(self._lock)
             raise
         return self
 
@@ -252,7 +251,7 @@ class RunDirectory:
         for file in (self._metrics, self._log, self._events, self._status):
             if file is not None:
                 file.close()
-        folders.unlock(self._lock, self._made)
+        folders.unlock(self._lock)
 
 
 def open_files(

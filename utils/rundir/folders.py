@@ -20,48 +20,33 @@ CONFIG_FILE = "config.yaml"
 # the first line of that file, which tells a run's folder from any other
 MARK = "# The resolved configuration of a run of lockstep\n"
 WRITTEN = ("checkpoints", "evaluations")  # folders in a run's folder that it writes into
-TRIES = 100  # to lock, while other runs remove the folders that they made
 
 
-def lock(directory: Path, made: list[Path]) -> FileLock | None:
+def lock(directory: Path) -> FileLock | None:
     """Locks a run's directory until `unlock`, or until this process dies. Returns None if another
-    process has the lock; where the file system has no locks, all get one. Adds to `made` the
-    folders that were not there before.
+    process has the lock; where the file system has no locks, all get one.
     """
     place = Path(os.path.realpath(directory))  # one lock for all spellings
     # beside the directory, so that it stays when a former run is moved aside
     held = FileLock(place.with_name(f".{place.name}.lock"))
-    for tries_left in reversed(range(TRIES)):
-        try:
-            for folder in reversed(place.parents):
-                if not folder.exists():
-                    folder.mkdir(exist_ok=True)
-                    made.append(folder)
-            held.acquire(blocking=False)
-            break
-        except Timeout:
-            return None
-        except OSError as error:
-            if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
-                break
-            # another run may just have removed the folders that it made
-            if error.errno not in (errno.ENOENT, errno.EEXIST) or not tries_left:
-                raise creation_error(place, error) from None
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        held.acquire(blocking=False)
+    except Timeout:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise creation_error(place, error) from None
     return held
 
 
-def unlock(held: FileLock | None, made: list[Path]) -> None:
-    """Gives a lock back and removes its file, if this process has one. A run that was refused
-    leaves no empty folders, either.
-    """
+def unlock(held: FileLock | None) -> None:
+    """Gives a lock back and removes its file, if this process has one."""
     if held is not None and held.is_locked:
         # while it is still locked: a process that has opened it sees that it is gone
         with suppress(OSError):
             os.unlink(held.lock_file)
         held.release()
-    with suppress(OSError):
-        while made:
-            made.pop().rmdir()
 
 
 def make(directory: Path, move: bool) -> str:

@@ -20,15 +20,14 @@ while not marker.with_name("go").exists():
     time.sleep(0.001)
 until = time.monotonic() + 1.0
 while time.monotonic() < until:
-    made = []
-    held = lock(run, made)
+    held = lock(run)
     if held is not None:
         open(marker, "x").close()
         os.unlink(marker)
         wins += 1
     else:
         losses += 1
-    unlock(held, made)
+    unlock(held)
 print(wins, losses)
 """
 
@@ -53,15 +52,15 @@ def test_of_many_that_start_at_once_one_has_it(tmp_path: Path) -> None:
 
 def test_it_stays_where_it_is_when_the_directory_moves(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    held = lock(tmp_path / "x", [])
+    held = lock(tmp_path / "x")
     assert held is not None
     (tmp_path / "x").rename(tmp_path / "x.old-1")
-    unlock(lock(tmp_path / "x", []), [])  # which is not its to give back
-    assert lock(tmp_path / "x", []) is None
-    unlock(held, [])
-    other = lock(tmp_path / "x", [])
+    unlock(lock(tmp_path / "x"))  # which is not its to give back
+    assert lock(tmp_path / "x") is None
+    unlock(held)
+    other = lock(tmp_path / "x")
     assert other is not None
-    unlock(held, [])  # a second time: it is another's by now
-    assert lock(tmp_path / "x", []) is None
-    unlock(other, [])
+    unlock(held)  # a second time: it is another's by now
+    assert lock(tmp_path / "x") is None
+    unlock(other)
     assert os.listdir(tmp_path) == ["x.old-1"]
