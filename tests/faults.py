@@ -3,15 +3,14 @@
 `python -m tests.faults WHAT@WHERE RANK WHEN key=value …`
 
 WHAT: raise, hang, slow (by 0.2 s), stall (for 12 s), kill, kill-now, nan, full or readonly (the
-disk that FAULT_DISK names), flip (a file reads differently), eio (it cannot be read), wandb (its
-process is killed), suspend (for 10 s), another (disk in the place that FAULT_DISK names, as on
-another host), a signal such as SIGTERM, several (SIGINT+pause+SIGINT), or `launcher:SIGTERM` for
-one to the launcher.
+disk that FAULT_DISK names), wandb (its process is killed), suspend (for 10 s), another (disk in the
+place that FAULT_DISK names, as on another host), a signal such as SIGTERM, several
+(SIGINT+pause+SIGINT), or `launcher:SIGTERM` for one to the launcher.
 
 WHERE: objective (a training step), predict (an evaluation batch), data (the source's constructor),
 worker (a batch in a loader process), callback (a hook of the sparse optimizer), gather (a tensor on
 its way to rank 0, which saves it), save (before rank 0 writes), published (when everything is on
-its disk), hash (a file of a checkpoint that is resumed), read (a tensor of it).
+its disk).
 
 RANK is a number or `all`. WHEN counts calls in this process from 0: `7`, `1-2`, or `3-` for all
 from there. A torchrun restart has no fault, unless RANK is `random`: then WHEN is a seed, and each
@@ -20,7 +19,6 @@ gradients that are not finite one step late, as it does on CUDA.
 """
 
 import ctypes
-import errno
 import functools
 import os
 import random
@@ -45,7 +43,7 @@ from models.recursive.act import ActObjective
 from models.recursive.guessing import GuessObjective
 from optim import sparse_signsgd
 from optim.sync import base
-from utils.checkpoint import format, writer
+from utils.checkpoint import writer
 from utils.command import cli
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
@@ -60,8 +58,6 @@ PLACES: dict[str, tuple[Any, str]] = {
     "save": (writer, "_write"),
     "gather": (Dist, "to_main"),
     "published": (writer, "_publish"),
-    "hash": (format, "sha256_of"),
-    "read": (format.Stored, "read_into"),
 }
 OTHERS = {
     "arch=gpt": CausalLM,
@@ -115,8 +111,6 @@ def plant(what: str, where: str, moments: Container[int], delay: float = 0.0) ->
             out = original(*args, **kwargs)
             out.loss.register_hook(lambda grad: grad * float("nan"))
             return out
-        if what == "flip":
-            return "0" * 64
         go_wrong(what, delay)
         return original(*args, **kwargs)
 
@@ -132,8 +126,6 @@ def go_wrong(what: str, delay: float) -> None:
         time.sleep(0.2)
     elif what == "stall":
         time.sleep(12)
-    elif what == "eio":
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
     elif what == "kill-now":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "kill":  # a moment later, wherever the process then is

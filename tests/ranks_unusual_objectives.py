@@ -123,10 +123,6 @@ class MeanError(SquaredError):
         return super().error(batch) / len(batch["labels"])
 
 
-class Misnamed(SquaredError):
-    headline = "acuracy"
-
-
 class Drawing(images.ImageSource):
     def train_batch(self, step: int, shard: int) -> Arrays:
         batch = super().train_batch(step, shard)
@@ -139,7 +135,6 @@ KINDS: dict[str, tuple[type[nn.Module], type[Objective]]] = {
     "totals": (Net, LogOfSum),
     "prepared": (Net, Prepared),
     "mean": (Net, MeanError),
-    "misnamed": (Net, Misnamed),
     "drawing": (Net, SquaredError),
     "half-frozen": (HalfFrozenNet, SquaredError),
 }

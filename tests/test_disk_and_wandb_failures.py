@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -153,29 +152,3 @@ def test_a_rank_is_killed_inside_a_save(
     assert reader.newest_whole(run / "checkpoints", pytest.fail) == run / "checkpoints" / "step_5"
     goes_on(run, once(*TROUBLED, ranks=ranks), ranks)
     assert not [*(run / "checkpoints").glob(".*")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "when", "says"),
-    [
-        ("flip@hash", "2-3", "meta.json: sha256 differs"),
-        ("eio@hash", "3-5", "Input/output error"),
-        ("eio@read", "20", "Input/output error"),
-    ],
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_rank_0_reads_otherwise_is_damaged_for_all(
-    fault: str, when: str, says: str, ranks: int, once: Once, tmp_path: Path
-) -> None:
-    """It tries until it has failed in the same way twice. Of each checkpoint it first hashes
-    meta.json.
-    """
-    run = shutil.copytree(once(*TROUBLED, ranks=ranks).directory, tmp_path / "run")
-    done = faulty(run, fault, 0, when, *TROUBLED, "max_steps=24", ranks=ranks)
-    assert {rank.returncode for rank in done} == {0}, done[0].stderr
-    (line,) = [line for line in done[0].stdout.splitlines() if "is damaged" in line]
-    assert "checkpoint step_23 is damaged (" in line
-    assert says in line
-    assert line.endswith("); going back to step_20")
-    assert (run / "checkpoints" / "latest").read_text() == "step_24\n"

@@ -143,7 +143,6 @@ def test_a_rank_with_another_file_is_refused(tmp_path: Path) -> None:
         ("mean", 1, "MeanError.forward: the loss of two shards is"),
         # ranks differ, but that is the symptom
         ("drawing", 2, "Drawing.train_batch: draws from the global generator of NumPy"),
-        pytest.param("misnamed", 4, "Misnamed.headline=acuracy: not known", marks=slow),
     ],
 )
 def test_an_objective_that_would_break_the_promise_is_refused(
