@@ -18,6 +18,10 @@ from typing import Any
 
 # read when torch is imported: where the host of a store dies, PyTorch prints a page of C++ frames
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+# and how long OpenMP's threads spin while they wait for one another: by default so long that beside
+# other work on the same cores a step takes many times as long
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import hydra
 import torch

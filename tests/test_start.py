@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.ranks import check_ended_well, run_line, run_ranks, words
+from tests.ranks import ROOT, check_ended_well, clean_env, run_line, run_ranks, words
 from tests.runs import (
     FLOAT32,
     INTERRUPTED,
@@ -296,3 +298,11 @@ def test_an_evaluation_leaves_the_training_alone(tmp_path: Path) -> None:
     )
     assert digest(folder / "x") == before
     assert status(folder / "x")["state"] == status(folder / "x-evaluation")["state"] == "finished"
+
+
+def test_threads_that_wait_leave_their_core_to_others() -> None:
+    command, env = [sys.executable, "-c", "import pretrain"], clean_env(OMP_DISPLAY_ENV="verbose")
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+    if "GOMP_SPINCOUNT" not in done.stderr:
+        pytest.skip("PyTorch has another OpenMP here")
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
