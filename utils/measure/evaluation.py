@@ -14,7 +14,6 @@ from torch import Tensor
 from contract import Batch, Evaluator, Prediction, Report
 from utils.errors import ConfigError, brief
 from utils.files import safe_name
-from utils.measure import scene
 from utils.measure.metrics import format_metrics, means, stack
 from utils.ranks import signals
 from utils.ranks.distributed import Dist
@@ -180,15 +179,13 @@ class Evaluation:
                 for set_name, reports in self._reports.items()
                 if any(report.metrics for report in reports)
             }
-            room = scene.MOST_TOGETHER
             for set_name, reports in self._reports.items():
                 metrics = _merge(report.metrics for report in reports)
                 results |= {
                     metric_key(set_name, measured, name): float(value)
                     for name, value in metrics.items()
                 }
-                files, room = scene.within(_merge(report.files for report in reports), room)
-                if files:
+                if files := _merge(report.files for report in reports):
                     self._folder.write_evaluation(self.step, set_name, files)
         # JSON keeps floats exactly, also NaN
         return json.loads(self.dist.broadcast_text(json.dumps(results)))

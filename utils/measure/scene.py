@@ -16,7 +16,6 @@ T = TypeVar("T")
 Files = dict[str, str | bytes]  # as in `Report.files`
 SUFFIX = ".scene.json"
 MOST = 60_000  # characters of one scene
-MOST_TOGETHER = 200_000  # characters of all scenes of an evaluation
 LEVELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
@@ -34,17 +33,6 @@ def fitting(items: Sequence[T], make: Callable[[Sequence[T]], Files]) -> Files:
         if all(len(content) <= MOST for content in made.values()):
             return made
     return {}
-
-
-def within(files: Files, room: int) -> tuple[Files, int]:
-    """Leaves out the scenes for which there is no room; returns the files and the room left."""
-    kept: Files = {}
-    for name, content in files.items():
-        size = len(content) if name.endswith(SUFFIX) else 0
-        if size <= room:
-            kept[name] = content
-            room -= size
-    return kept, room
 
 
 def spread(last: int, most: int) -> list[int]:

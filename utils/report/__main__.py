@@ -17,7 +17,7 @@ from utils.errors import ConfigError, brief, exit_status
 from utils.files import write_whole
 from utils.report.charts import charts_of, speed_charts, unit
 from utils.report.groups import by_setting, over_seeds, told_apart
-from utils.report.page import render, shell_bytes
+from utils.report.page import render
 from utils.report.reading import evaluated_sets, read_run
 from utils.rundir.folders import is_run
 from utils.rundir.maker import REPORT_FILE
@@ -25,8 +25,6 @@ from utils.rundir.records import read_metrics
 from utils.sweep.table import MOST_CURVES, is_sweep, read_sweep, runs_of
 
 LONGEST_S = 120  # to draw a page while its run goes on
-MOST_BYTES = 500_000  # of a page
-REST_BYTES = 12_000  # of it, for charts and titles
 MOST_RUNS = 16  # or settings
 MOST_COMPARED = 6  # runs that are compared tensor by tensor
 
@@ -107,12 +105,11 @@ def read(directories: list[Path]) -> dict[str, Any]:
         if together > MOST_RUNS:
             raise ConfigError(f"{together} runs: give at most {MOST_RUNS}")
         told = told_apart(groups)
-    room = MOST_BYTES - shell_bytes() - REST_BYTES if together == 1 else 0
     tables, runs = [], []
     for name, of_group in groups:
         metrics = [read_metrics(directory) for directory in of_group]
         found = [
-            read_run(directory, table, room, together)
+            read_run(directory, table, together)
             for directory, table in zip(of_group, metrics, strict=True)
         ]
         tables += metrics

@@ -50,11 +50,6 @@ def render(payload: Mapping[str, Any], title: str) -> str:
     )
 
 
-def shell_bytes() -> int:
-    """Returns the size of a page without its payload."""
-    return len(render({}, "").encode())
-
-
 def escape(payload: Mapping[str, Any]) -> str:
     """Returns JSON that is safe within a script element, whatever texts it holds."""
     text = json.dumps(plain(payload), allow_nan=False, separators=(",", ":"))

@@ -24,16 +24,15 @@ from utils.rundir.status import STATUS_FILE, state_of
 Payload = dict[str, Any]
 COSTS = re.compile(r"loss|bpb|error|perplexity")  # metrics where lower is better
 CURVES_BYTES, POINT_BYTES = 150_000, 24  # for all curves; of a point with its extremes
+SCENES_BYTES = 250_000  # for all scenes
 MOST_POINTS, LEAST_POINTS = 500, 20
 MOST_EVENTS, MOST_DIGESTS, MOST_FILES, LOG_LINES = 400, 200, 60, 30
 LOG_LIMIT = 1 << 26  # bytes
 
 
-def read_run(
-    directory: Path, tables: Mapping[str, MetricTable], room: int = 300_000, together: int = 1
-) -> Payload:
-    """Returns what the page shows of one run with these metrics, with scenes and pictures as far as
-    all of it fits in `room` bytes. Of each of several runs shown `together` it returns less.
+def read_run(directory: Path, tables: Mapping[str, MetricTable], together: int = 1) -> Payload:
+    """Returns what the page shows of one run with these metrics. Of each of several runs shown
+    `together` it returns less, and no scenes.
     """
     events = read_events(directory)
     config = read_config(directory)
@@ -72,7 +71,7 @@ def read_run(
                 name: {"mean": curve["mean"]} for name, curve in reduced["curves"].items()
             }
         reduced["seconds"] = [clock(moment) for moment in reduced.pop("time")]
-    found = read_evaluations(directory, max(0, room - len(escape(run))))
+    found = read_evaluations(directory, SCENES_BYTES if together == 1 else 0)
     return run | found | {"files": found["files"][: MOST_FILES // together]}
 
 

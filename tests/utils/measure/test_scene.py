@@ -1,4 +1,4 @@
-"""Scenes are small JSON files, and an evaluation leaves only so much of them."""
+"""Scenes are small JSON files."""
 
 import json
 import re
@@ -39,10 +39,3 @@ def test_the_guide_s_evaluator_shows_the_first_twenty_examples() -> None:
     assert json.loads(drawn)["x"]["values"] == shown
     assert json.loads(drawn)["series"][0]["values"] == shown
     assert example["Errors"]().report(example["Errors"]().rows()).files == {}
-
-
-def test_scenes_without_room_are_left_out_and_other_files_stay() -> None:
-    files = {"a.scene.json": "x" * 60, "b.json": "x" * 999, "c.scene.json": "x" * 50}
-    kept, room = scene.within(files, 100)
-    assert ([*kept], room) == (["a.scene.json", "b.json"], 40)
-    assert scene.within({"d.scene.json": "x" * 40}, room)[1] == 0
