@@ -58,7 +58,7 @@ from optim.optimizer_state import OptimizerState, swapping, weights_to_evaluate
 from optim.schedule import build_schedule, set_lr
 from optim.sync.base import Sync
 from optim.sync.replicas import broadcast_from_rank_0, check_same
-from trial.memory import with_plan
+from trial.memory import group_shards, with_plan
 from trial.objective import try_objective
 from trial.optimizers import try_optimizers
 from trial.predictions import try_predictions
@@ -182,10 +182,8 @@ class Trainer:
         with dist.agreed():
             shard_size = source.length.examples_per_update // cfg.shards
             check_sync(cfg, dist.world_size, shard_size)
-            # this rank's shards, one group for each micro-batch; an exact run adds them one by one
-            owned, micro = dist.owned_shards(cfg.shards), cfg.micro_batch_size
-            at_once = 1 if cfg.exact else micro // shard_size if micro else len(owned)
-            self.shard_groups = [owned[i : i + at_once] for i in range(0, len(owned), at_once)]
+            # this rank's shards, one group for each micro-batch
+            self.shard_groups = group_shards(cfg, source, objective, self.sync)
             # state that passes from step to step, of each micro-batch; None: it begins afresh
             self.carries: list[Carry] = [None] * len(self.shard_groups)
             self.meter = Meter(cfg.shards)

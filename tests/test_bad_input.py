@@ -37,7 +37,7 @@ TABLE: list[Row] = [
     (["plan=show", "plan_cards=0x80"], "plan_cards"),
     (["exact=true", "sync=ddp"], "exact"),
     (["exact=true"], "exact=true on 3 ranks: with shards=8 it takes 1, 2, 4, 8 ranks", 3),
-    (["micro_batch_size=auto"], "micro_batch_size"),
+    (["sync=fsdp", "micro_batch_size=auto"], "micro_batch_size"),
     (["sync=fsdp", "micro_batch_size=96"], "micro_batch_size", 3),
     (["sync=ddp", "sync.bucket_mb=0.5"], "sync.bucket_mb"),
     (["exact=true", "micro_batch_size=1"], "micro_batch_size"),

@@ -1,16 +1,20 @@
-"""Counts the memory that a run needs, for `plan`."""
+"""Finds how many shards fit into memory at once: by counting, for `plan`, or by trying, for
+`micro_batch_size=auto`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-from contract import Source
+from contract import Objective, Source
 from data.stream import first_batch
 from models.objective import make_objective, rehearse, trained
+from optim.sync.base import Sync
 from trial.optimizers import remembered
 from utils.command.root import Config
 from utils.plan import settle
+from utils.plan.attempts import largest_that_fits
 from utils.plan.needs import META, count
 from utils.ranks.distributed import Dist
 
@@ -29,3 +33,24 @@ def with_plan(
     needs = count(net, optimizer_state, config.ema, first, partial(rehearse, net, keep=True))
     shard_size = source.length.examples_per_update // config.shards
     return settle.with_plan(config, needs, shard_size, splits_weights, dist, say)
+
+
+def group_shards(config: Config, source: Source, objective: Objective, sync: Sync) -> list[range]:
+    """Groups this rank's shards into micro-batches, which the device computes one after another.
+    Ranks may differ in it: results do not depend on it.
+    """
+    device, owned = sync.dist.device, sync.dist.owned_shards(config.shards)
+    shard_size = source.length.examples_per_update // config.shards
+    at_once = len(owned)
+    if config.exact:
+        at_once = 1  # gradients are added shard by shard
+    elif isinstance(config.micro_batch_size, int):
+        at_once = config.micro_batch_size // shard_size
+    elif config.micro_batch_size == "auto" and device.type == "cuda":
+
+        def attempt(shards: int) -> None:
+            rehearse(objective, *first_batch(source, config.seed, device, owned[:shards]))
+
+        smallest, parameters = f"one shard of {shard_size} examples", sync.parameters.values()
+        at_once = largest_that_fits(at_once, attempt, parameters, smallest)
+    return [owned[i : i + at_once] for i in range(0, len(owned), at_once)]

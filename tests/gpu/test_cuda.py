@@ -33,6 +33,7 @@ from tests.runs import (
     torchrun,
     train,
 )
+from utils.plan.attempts import largest_that_fits
 
 DEVICE = "cuda" if torch.cuda.is_available() else os.environ.get("REHEARSED_ON", "")
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not DEVICE, reason="no CUDA device here")]
@@ -147,11 +148,25 @@ def test_a_stopped_run_goes_on_to_the_undisturbed_digest(tmp_path: Path) -> None
 
 
 def test_micro_batches_change_nothing(tmp_path: Path) -> None:
-    """In float64, as elsewhere; a plan counts what fits."""
+    """In float64, as elsewhere; `auto` tries what fits."""
     arguments = [*TINY_TRM, *HERE, "max_steps=24"]
     one = train(tmp_path / "one", *arguments)
-    for asked in ("plan=auto", "micro_batch_size=6"):
-        assert_same_run(one, train(tmp_path / asked, *arguments, asked))
+    for asked in ("auto", "6"):
+        assert_same_run(one, train(tmp_path / asked, *arguments, f"micro_batch_size={asked}"))
+
+
+@only_cuda
+def test_what_does_not_fit_is_halved() -> None:
+    free, held = torch.cuda.mem_get_info()[0], []
+
+    def attempt(size: int) -> None:
+        held[:] = [torch.empty(size * (free // 3), dtype=torch.uint8, device="cuda")]
+
+    try:
+        assert largest_that_fits(8, attempt, (), "one") == 2
+    finally:
+        held.clear()
+        torch.cuda.empty_cache()
 
 
 def test_compiled_computes_what_eager_does(tmp_path: Path) -> None:

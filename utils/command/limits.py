@@ -37,7 +37,7 @@ def check_combinations(config: Config, launch: Launch) -> None:
             raise ConfigError(
                 f"plan_cards={short(cards)}: write a number of equal GPUs and their GiB, as 8x80"
             )
-    if config.plan and micro:
+    if config.plan and isinstance(micro, int):
         raise ConfigError(
             f"micro_batch_size={micro}: plan={config.plan} chooses it; remove one of them"
         )
@@ -62,7 +62,7 @@ def check_combinations(config: Config, launch: Launch) -> None:
 def check_sync(config: Config, ranks: int, shard_size: int | None) -> None:
     """Checks the micro-batch, what the sync cannot do, and how many ranks it can do it on."""
     shards, micro = config.shards, config.micro_batch_size
-    if shard_size and micro and micro < shard_size:
+    if shard_size and isinstance(micro, int) and micro < shard_size:
         raise ConfigError(
             f"micro_batch_size={micro} is less than one shard of {shard_size} examples; raise it to"
             f" {shard_size}, or raise shards={shards}, which makes another run"
@@ -83,8 +83,13 @@ def check_sync(config: Config, ranks: int, shard_size: int | None) -> None:
             )
     if not getattr(sync, "splits_weights", False):
         return
+    if micro == "auto" and not config.plan:
+        raise ConfigError(
+            "micro_batch_size=auto: ranks may find different numbers, which"
+            f" sync={name} cannot; give a number, or null for all"
+        )
     # ranks fetch weights from each other in every forward, so all need as many of them
-    if shard_size and micro:
+    if shard_size and isinstance(micro, int):
         at_once = micro // shard_size
         if ceil(shards // ranks / at_once) != ceil(ceil(shards / ranks) / at_once):
             raise ConfigError(

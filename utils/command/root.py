@@ -134,8 +134,8 @@ class Root(Keys):
     """auto: estimates the memory and sets micro_batch_size; show: prints the estimate and ends"""
     plan_cards: Annotated[str | None, SAME_RUN]
     """GPUs that plan=show plans for, in GiB: 8x80 are eight of 80; null: those of this machine"""
-    micro_batch_size: Annotated[PositiveInt | None, SAME_RUN]
-    """Examples at once on one rank, at least one shard; null: all, or what plan=auto finds"""
+    micro_batch_size: Annotated[PositiveInt | Literal["auto"] | None, SAME_RUN]
+    """Examples at once on one rank, at least one shard; null: all; auto: what fits on the GPU"""
     exact: bool
     """The same bits at 1, 2, 4 and 8 ranks: adds gradients shard by shard in a fixed tree;
     slower
