@@ -31,6 +31,8 @@ class TextSpec(Spec):
 
     token_bytes: tuple[int, ...] = ()  # the bytes of text of each token, if known
     begin_token: int | None = None  # the token before a text
+    # the most documents in a row, if attention should stay within them
+    most_documents: int = field(default=0, compare=False)
     tokenizer: Tokenizer | None = field(default=None, compare=False, repr=False)
 
 

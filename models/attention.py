@@ -6,6 +6,7 @@ precision and, over long sequences, in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,6 +58,29 @@ def attention(
         enable_gqa=shared_keys,
     )
     return mixed_BHLK.to(dtype)
+
+
+def attention_within(
+    query_BHLK: Tensor,
+    key_BHLK: Tensor,
+    value_BHLK: Tensor,
+    lengths: Sequence[int],
+    shared_keys: bool = False,
+) -> Tensor:
+    """Attends causally within documents of these lengths, which follow one another through the
+    rows of the batch. No mask is made, and nothing computed that one would hide.
+    """
+    # the rows of the batch joined into one sequence, then cut into documents
+    parts = [
+        heads_BHLK.transpose(0, 1).flatten(1, 2).split(lengths, dim=1)
+        for heads_BHLK in (query_BHLK, key_BHLK, value_BHLK)
+    ]
+    mixed = [
+        attention(query[None], key[None], value[None], None, True, shared_keys)[0]
+        for query, key, value in zip(*parts, strict=True)
+    ]
+    batch, _, length, _ = query_BHLK.shape
+    return torch.cat(mixed, dim=1).unflatten(1, (batch, length)).transpose(0, 1)
 
 
 def _suits_products(query_BHLK: Tensor, key_BHLK: Tensor, causal: bool) -> bool:

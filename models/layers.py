@@ -19,7 +19,9 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import Doc
 
 from contract import Dropout
-from models.attention import attention
+from models import documents
+from models.attention import attention, attention_within
+from models.documents import Sees
 from utils.command.marks import Keys
 from utils.errors import ConfigError
 from utils.noise import LEFT_BY_CUTTING
@@ -285,7 +287,7 @@ class Attention(nn.Module):
         x_BLD: Tensor,
         cos_sin: CosSin | None,
         causal: bool = False,
-        mask: Tensor | None = None,
+        mask: Sees = None,
         past: Past | None = None,
     ) -> Tensor:
         batch, length, _ = x_BLD.shape
@@ -293,7 +295,13 @@ class Attention(nn.Module):
         if past is not None:
             key, value = past.extend(key, value)
         shared_keys = self.kv_heads < self.heads
-        mixed_BHLK = attention(query, key, value, mask, causal, shared_keys)
+        # documents come as bounds on a GPU, as lengths on a CPU, and as a mask elsewhere
+        if isinstance(mask, documents.Packed):
+            mixed_BHLK = documents.attention_packed(query, key, value, mask, shared_keys)
+        elif isinstance(mask, list):
+            mixed_BHLK = attention_within(query, key, value, mask, shared_keys)
+        else:
+            mixed_BHLK = attention(query, key, value, mask, causal, shared_keys)
         return self.o_proj(mixed_BHLK.transpose(1, 2).reshape(batch, length, -1))
 
     def heads_of(self, x_BLD: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -388,7 +396,7 @@ class PreNormBlock(nn.Module):
         x_BLD: Tensor,
         cos_sin: CosSin,
         causal: bool,
-        mask: Tensor | None,
+        mask: Sees,
         past: Past | None = None,
     ) -> Tensor:
         mixed_BLD = self.self_attn(self.attn_norm(x_BLD), cos_sin, causal, mask, past)

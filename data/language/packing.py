@@ -10,11 +10,10 @@ import numpy as np
 
 from contract import IGNORE, Arrays
 from data.language.token_files import Corpus
+from data.language.windows import SCANNED
 from utils.errors import ConfigError
 
 # L is data.seq_len, P the number of pieces
-
-SCANNED = 1 << 24  # tokens searched at once for the beginnings of documents
 
 
 class PackedWindows:
@@ -43,7 +42,11 @@ class PackedWindows:
         order = np.argsort(window_P, kind="stable")
         self._file, self._start = np.concatenate(files)[order], np.concatenate(starts)[order]
         self._size = length_P[order].astype(np.int32)
-        self._ends = np.cumsum(np.bincount(window_P))  # where the pieces of each window end
+        pieces = np.bincount(window_P)  # in each window
+        self._ends = np.cumsum(pieces)  # where the pieces of each window end
+        # what is left of a window counts as a document, too
+        filled = np.bincount(window_P, length_P)
+        self.most_documents = int((pieces + (filled < seq_len)).max())
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -92,11 +92,14 @@ class TokenSource(EpochSource):
             )
         self._tokenizer = corpus.tokenizer
         windows = (PackedWindows if keys.documents else Windows)(corpus, keys.seq_len)
+        most_documents = windows.most_documents
 
         eval_sets: dict[str, Examples] = {}
         if not (run.eval_only and keys.prompt is not None):  # a prompt is answered alone
             begin = corpus.begin if keys.documents else None
-            eval_sets["val"] = HeldOut(corpus, keys.seq_len, keys.val_tokens, begin)
+            held_out = HeldOut(corpus, keys.seq_len, keys.val_tokens, begin)
+            eval_sets["val"] = held_out
+            most_documents = max(most_documents, held_out.most_documents)
         eval_sets |= sample_set(corpus, run.seed, keys.seq_len, keys)
 
         spec = TextSpec(
@@ -107,6 +110,7 @@ class TokenSource(EpochSource):
             token_bytes=corpus.token_bytes,
             name=run.data_path or "Python's standard library",
             begin_token=corpus.begin,
+            most_documents=most_documents,
             tokenizer=corpus.tokenizer,
         )
         super().__init__(in_sequences(run, keys, keys.seq_len), spec, windows, **eval_sets)

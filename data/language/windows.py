@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from contract import IGNORE, Arrays, Examples
@@ -10,11 +12,15 @@ from utils.errors import ConfigError
 
 # L is data.seq_len
 
+SCANNED = 1 << 24  # tokens searched at once for the beginnings of documents
+
 
 class Windows:
     """Consecutive windows of L + 1 tokens; the last token of one is the first of the next. The rest
     of a file is dropped.
     """
+
+    most_documents = 0  # they are not told apart
 
     def __init__(self, corpus: Corpus, seq_len: int) -> None:
         self._corpus, self._files, self._length = corpus, corpus.files["train"], seq_len
@@ -101,3 +107,23 @@ class HeldOut(Examples):
         if "documents" in batch:
             batch["documents"] = np.where(counted, batch["documents"], np.int32(0))
         return batch
+
+    @cached_property
+    def most_documents(self) -> int:
+        """The largest number of documents in a window; what is left of one counts, too. 0 if they
+        are not told apart.
+        """
+        if self._begin is None:
+            return 0
+        most = 1
+        together = self._length * (SCANNED // self._length + 1)
+        for tokens, count in zip(self._files, self._predictions, strict=True):
+            # some whole windows at a time, as a file may be larger than memory
+            for start in range(0, count, together):
+                inputs = np.asarray(tokens[start : min(start + together, count)])
+                # each begin token starts one more document, but for one that starts its window
+                begins = np.flatnonzero(inputs == self._begin)
+                inside = begins[begins % self._length > 0] // self._length
+                full = len(inputs) % self._length == 0
+                most = max(most, int(np.bincount(inside, minlength=1).max()) + 2 - full)
+        return most

@@ -13,6 +13,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from contract import Spec
+from models import documents
+from models.documents import Sees
 from models.layers import (
     Attention,
     Embedding,
@@ -134,6 +136,9 @@ class GPT(nn.Module):
             raise ConfigError("arch=gpt needs text; use data=tokens or data=stream")
         self.dtype = parse_dtype(shape.forward_dtype)
         self.seq_len, self.token_bytes = spec.seq_len, getattr(spec, "token_bytes", ())
+        self.most_documents = getattr(spec, "most_documents", 0)
+        if self.most_documents:
+            documents.load_kernel()
         width = shape.hidden_size
         check_memory(shape.weights + (2 - shape.tied) * width * spec.vocab_size)
         self.embed_tokens = Embedding(spec.vocab_size, width, STD)
@@ -177,8 +182,9 @@ class GPT(nn.Module):
         """
         mask = None
         if documents_BL is not None:
-            same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
-            mask = same_BLL.tril()[:, None]
+            mask = documents.within(
+                documents_BL, self.most_documents, self.dtype, self.shape.head_width
+            )
         return self.read(self.embed(tokens_BL), mask)
 
     def embed(self, tokens_BL: Tensor) -> Tensor:
@@ -215,7 +221,7 @@ class GPT(nn.Module):
     def read(
         self,
         x_BLD: Tensor,
-        mask: Tensor | None = None,
+        mask: Sees = None,
         positions_BL: Tensor | None = None,
         past: Sequence[Past] | None = None,
     ) -> Tensor:

@@ -115,15 +115,15 @@ class GPT2(nn.Module):
             )
         if spec.seq_len > keys.n_positions:
             raise ConfigError(f"data.seq_len={spec.seq_len}: it has {keys.n_positions} positions")
+        if getattr(spec, "most_documents", 0):
+            raise ConfigError("data.documents=true: its positions count from the row's beginning")
         self.dtype, width = parse_dtype(keys.forward_dtype), keys.n_embd
         self.embed_tokens = Embedding(keys.vocab_size, width, 0.02)
         self.embed_positions = Embedding(keys.n_positions, width, 0.01)
         self.layers = nn.ModuleList(Block(keys) for _ in range(keys.n_layer))
         self.norm = LayerNorm(width, keys.layer_norm_epsilon)
 
-    def forward(self, tokens_BL: Tensor, documents_BL: Tensor | None = None) -> Tensor:
-        if documents_BL is not None:
-            raise ConfigError("data.documents=true: its positions count from the row's beginning")
+    def forward(self, tokens_BL: Tensor, documents_BL: None = None) -> Tensor:
         positions_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device).expand_as(
             tokens_BL
         )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from contract import Context, Noise
+from models import documents
 from optim.sparse_signsgd import sum_duplicates
 from tests.models.recursive.test_golden import NAMES, Recording, evaluation, six_steps
 from tests.ranks import run_ranks
@@ -176,6 +177,33 @@ def test_compiled_computes_what_eager_does(tmp_path: Path) -> None:
     assert compiled.series("train/loss")[:3] == pytest.approx(
         eager.series("train/loss")[:3], rel=0.01
     )
+
+
+@only_cuda
+def test_attention_within_documents_is_that_of_a_mask() -> None:
+    documents.load_kernel()
+    if not documents.suits_kernel(torch.device(DEVICE), 512, 4, torch.bfloat16, 64):
+        pytest.skip("this card or this PyTorch has no varlen_attn")
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 3, 512, 4, 64, device=DEVICE).bfloat16().transpose(2, 3)
+    starts = torch.tensor([[0, 100, 101, 400], [0, 512, 512, 512], [0, 1, 2, 511]], device=DEVICE)
+    documents_BL = (torch.arange(512, device=DEVICE) >= starts[:, :, None]).sum(1)
+    seen = documents.within(documents_BL, 4, torch.bfloat16, 64)
+    assert isinstance(seen, documents.Packed)
+    mask = (documents_BL[:, :, None] == documents_BL[:, None, :]).tril()[:, None]
+    results = []
+    for packed in (True, False):
+        kind = torch.bfloat16 if packed else torch.float32
+        query, key, value = (x.to(kind).requires_grad_() for x in inputs[:3].clone())
+        mixed = (
+            documents.attention_packed(query, key, value, seen)
+            if packed
+            else torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+        )
+        mixed.backward(inputs[3].to(kind))
+        results.append((mixed, query.grad, key.grad, value.grad))
+    for mine, exact in zip(*results, strict=True):
+        torch.testing.assert_close(mine.float(), exact, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize(

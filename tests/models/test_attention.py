@@ -13,6 +13,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "causal": lambda x: attention.attention(x, 0.5 * x, x + 1, causal=True),
     "to all": lambda x: attention.attention(x, 0.5 * x, x + 1),
     "by scores": lambda x: attention.attention(x, 0.5 * x, x + 1, mask=x[..., :6].mean(0)),
+    "within documents": lambda x: attention.attention_within(x, 0.5 * x, x + 1, [2, 4, 1, 5]),
 }
 
 

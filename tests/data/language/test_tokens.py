@@ -151,6 +151,31 @@ def test_documents_are_cut_into_pieces(tokens: list[int], pieces: list[tuple[int
     assert [*zip(starts.tolist(), lengths.tolist(), strict=True)] == pieces
 
 
+@pytest.mark.parametrize("begin", [7, 0])
+@pytest.mark.parametrize("seq_len", [16, 1000])
+@pytest.mark.parametrize("shares", [(0.2, 0.01), (0.05, 0.5)])
+def test_a_model_knows_how_many_documents_a_window_has_at_most(
+    seq_len: int,
+    begin: int,
+    shares: tuple[float, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("data.language.windows.SCANNED", 40)
+    draw = np.random.default_rng(0)
+    for name, size, share in zip(("train", "val"), (3000, 500), shares, strict=True):
+        tokens = np.where(draw.random(size) < share, begin, draw.integers(8, 2000, size))
+        write_npy(tmp_path / f"{name}.npy", tokens.astype(np.uint16))
+    keys = PACKED | {"begin_token": begin, "seq_len": seq_len, "global_batch_size": 2}
+    made = source(tmp_path, **keys)
+    held_out = made.eval_sets()["val"]
+    batches = epoch_of(made), everything(held_out), held_out.padding(3)
+    most = [max((np.diff(row) != 0).sum() + 1 for row in batch["documents"]) for batch in batches]
+    assert max(most) <= made.spec.most_documents <= max(most) + 1
+    assert most[2] == 1
+    assert source(tmp_path, **keys | {"documents": False}).spec.most_documents == 0
+
+
 @pytest.mark.parametrize("most", [None, 95])
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_held_out_token_is_predicted_once(most: int | None, world_size: int) -> None:

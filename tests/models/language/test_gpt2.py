@@ -62,12 +62,6 @@ def test_logits_are_those_of_transformers(keys: dict[str, Any], tmp_path: Path) 
     assert torch.equal(logits_of(load(tmp_path)), ours)
 
 
-def test_documents_in_one_row_are_refused(tmp_path: Path) -> None:
-    published(tmp_path)
-    with pytest.raises(ConfigError, match=r"data\.documents=true: its positions"):
-        load(tmp_path)(TOKENS, torch.zeros_like(TOKENS))
-
-
 def test_its_matrices_can_be_decomposed(tmp_path: Path) -> None:
     published(tmp_path)
     seams = seams_of(load(tmp_path))
@@ -83,6 +77,7 @@ def test_its_matrices_can_be_decomposed(tmp_path: Path) -> None:
         ({"n_embd": "x"}, SPEC, "n_embd"),
         ({}, replace(SPEC, seq_len=65), "data.seq_len=65: it has 64 positions"),
         ({}, replace(SPEC, vocab_size=24), "vocabulary has 23 tokens, and the data's 24"),
+        ({}, replace(SPEC, most_documents=2), "data.documents=true: its positions count"),
         ({"n_layer": 3}, SPEC, "layers.2.attn_norm.weight is missing"),
         ({"n_layer": 1}, SPEC, "holds layers.1.self_attn.qkv_proj.bias, which is not in this net"),
     ],
