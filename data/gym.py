@@ -75,11 +75,7 @@ def add_options(options: argparse.ArgumentParser, source: Any) -> None:
     """Adds the options of builders; `source` takes the one that names generators."""
     source.add_argument("--gym", metavar="NAME[,NAME]", help="generators of reasoning-gym")
     options.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        help="with --gym: settings of the generators, such as min_empty=20",
+        "--set", type=json.loads, default={}, help='their settings, such as {"min_empty": 20}'
     )
 
 
@@ -94,35 +90,31 @@ def draw(
     Draws so many instances for each split, in turn from each generator. `read` returns what
     differs between any two instances and what is kept, or None if an instance is not `wanted`.
     """
-    settings: dict[str, JsonValue] = {
-        "seed": options.seed,
-        "size": 4 * sum(counts.values()) + TRIED,
-    }
-    for assignment in options.set:
-        key, _, text = assignment.partition("=")
-        try:
-            settings[key] = json.loads(text)
-        except ValueError:
-            raise ConfigError(f"--set {assignment}: write KEY=VALUE, in JSON") from None
+    size = 4 * sum(counts.values()) + TRIED
+    settings: dict[str, JsonValue] = {"seed": options.seed, "size": size, **options.set}
 
     def instances(name: str) -> Iterator[tuple[Place, T]]:
         generator, seen = open_generator(name, settings), set[str]()
-        for index in range(len(generator)):
+        for index in range(size):
             entry = generator[index]
             if (found := read(generator, entry)) and found[0] not in seen:
                 seen.add(found[0])
                 yield (name, index, code_of(entry)), found[1]
             if not seen and index == TRIED:
-                break
+                raise ConfigError(f"--gym {name}: its instances lack {wanted}; name another")
         raise ConfigError(
-            f"--gym {name}: of {index + 1:,} instances, {len(seen):,} differ and have {wanted};"
-            f" {'ask for fewer' if seen else 'name another generator'}"
+            f"--gym {name}: {len(seen):,} of {size:,} instances differ and have {wanted}; ask for"
+            " fewer"
         )
 
     # those to evaluate on come first, so that they stay the same when more are trained on
     turns = cycle([instances(name) for name in dict.fromkeys(options.gym.split(","))])
     splits = sorted(counts, key="train".__eq__)
-    return settings, {split: [next(next(turns)) for _ in range(counts[split])] for split in splits}
+    drawn = {split: [next(next(turns)) for _ in range(counts[split])] for split in splits}
+    for (name, index, code), _ in drawn[splits[0]][:TRIED]:
+        if code_of(open_generator(name, settings)[index]) != code:
+            raise ConfigError(f"--gym {name}: makes other instances each time; name another")
+    return settings, drawn
 
 
 # ---- evaluations ----
@@ -132,51 +124,51 @@ class Gym:
     """The instances that a set of a dataset was made from."""
 
     def __init__(self, file: Path, split: str) -> None:
-        self._file, about = file, read_json(file, ABOUT, "build the dataset again")
-        self._places, self.symbols = about.places[split], about.symbols
-        self.names = [*dict.fromkeys(name for name, _, _ in self._places)]
-        self._generators = {name: open_generator(name, about.settings) for name in self.names}
+        about = read_json(file, ABOUT, "build the dataset again")
+        self._file, self._places, self.symbols = file, about.places[split], about.symbols
+        names = {name for name, _, _ in self._places}
+        self._generators = {name: open_generator(name, about.settings) for name in names}
         self._entries: dict[int, Entry] = {}
 
-    def accepted(self, index: int, answer: str) -> tuple[str, bool]:
-        """Returns the generator of an example, and whether it accepts the answer."""
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def entry(self, index: int) -> Entry:
+        """Returns the instance of an example, which is made once for all evaluations."""
         name, place, code = self._places[index]
-        if index not in self._entries:  # made once, for all evaluations
-            self._entries[index] = entry = self._generators[name][place]
-            if code_of(entry) != code:
-                raise ConfigError(
-                    f"{self._file}: {name} now asks another question in place {place}; install the"
-                    " reasoning-gym that built it, or build the dataset again"
-                )
-        return name, accepts(self._generators[name], answer, self._entries[index])
+        if index not in self._entries:
+            self._entries[index] = self._generators[name][place]
+        if code_of(self._entries[index]) != code:
+            raise ConfigError(
+                f"{self._file}: {name} now asks another question in place {place}; install the"
+                " reasoning-gym that built it, or build the dataset again"
+            )
+        return self._entries[index]
+
+    def accepts(self, index: int, answer: str) -> bool:
+        """Returns whether the generator of an example accepts the answer."""
+        return accepts(self._generators[self._places[index][0]], answer, self.entry(index))
 
 
 class Accepted:
     """The share of answers that the generators' own scorers accept, as several may be right."""
 
+    scalars = ("accepted",)
+
     def __init__(self, gym: Gym, output: str, text: Callable[[np.ndarray], str]) -> None:
         """`text` writes an answer, which the objective gives as this output."""
         self._gym, self._output, self._text = gym, output, text
-        self._found: list[dict[str, Tensor]] = []
-        several = len(gym.names) > 1
-        self.scalars = ("accepted", *(f"accepted_{name}" for name in gym.names if several))
+        self._found: list[bool] = []
 
     def add(self, indices: np.ndarray, batch: Batch, prediction: Prediction) -> None:
         if self._output in prediction.outputs:
-            answers = prediction.outputs[self._output][: len(indices)].cpu()
-            self._found.append({"answer": answers, "index": torch.from_numpy(indices.copy())})
+            answers = prediction.outputs[self._output][: len(indices)].cpu().numpy()
+            texts = map(self._text, answers)
+            self._found += map(self._gym.accepts, indices.tolist(), texts)
 
     def rows(self) -> dict[str, Tensor]:
-        names = self._found[0] if self._found else ()
-        return {name: torch.cat([part[name] for part in self._found]) for name in names}
+        return {"accepted": torch.tensor(self._found)} if self._found else {}
 
     def report(self, rows: Mapping[str, Tensor]) -> Report:
-        if not rows:
-            return Report()
-        verdicts: dict[str, list[bool]] = {name: [] for name in self.scalars}
-        for index, answer in zip(rows["index"].tolist(), rows["answer"].numpy(), strict=True):
-            name, right = self._gym.accepted(index, self._text(answer))
-            for scalar in {"accepted", f"accepted_{name}"} & verdicts.keys():
-                verdicts[scalar].append(right)
-        metrics = {name: float(np.mean(found)) for name, found in verdicts.items() if found}
+        metrics = {name: float(found.double().mean()) for name, found in rows.items()}
         return Report(metrics, line=format_metrics(metrics))

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -57,64 +57,55 @@ def read(path: Path) -> Lines:
     return examples
 
 
-def cells_of(generator: Any, entry: gym.Entry) -> tuple[str, dict[str, Any]] | None:
-    """Returns the grids of an instance with their cells as text, if it has two."""
+def pair_of(generator: Any, entry: gym.Entry) -> tuple[str, dict[str, Any]] | None:
+    """Returns the two grids of an instance with their cells as text, if it has them."""
     facts = entry["metadata"]
-    given: Any = next((facts[key] for key in ("puzzle", "matrix", "input") if key in facts), None)
+    given = next((facts[key] for key in ("puzzle", "matrix", "input") if key in facts), None)
     answer = [line.split() for line in str(entry["answer"]).splitlines()]
-    if not (is_grid(given) and is_grid(answer)):
+    try:
+        grids = [np.array(grid, str) for grid in (given, answer)]
+    except ValueError:  # rows of different lengths
         return None
-    if not gym.accepts(generator, gym.written(answer), entry):
+    sides = [side for grid in grids for side in (grid.ndim, *grid.shape)]
+    if (
+        min(sides) < 2
+        or max(sides) > SIDE
+        or not gym.accepts(generator, gym.written(answer), entry)
+    ):
         return None
-    given = [[*map(str, row)] for row in given]
     # instances of one rule, where a generator has many, are pairs of one puzzle
     puzzle = facts.get("task_id", facts["source_dataset"])
-    return str(given), {"puzzle": puzzle, "input": given, "output": answer}
-
-
-def is_grid(thing: object) -> bool:
-    """Returns whether it is a rectangle of at least two rows and columns."""
-    if not isinstance(thing, list | tuple) or not all(
-        isinstance(row, list | tuple) for row in thing
-    ):
-        return False
-    sides = {len(thing), *map(len, thing)}
-    return len({*map(len, thing)}) == 1 and min(sides) > 1 and max(sides) <= SIDE
+    return str(given), {"puzzle": puzzle} | dict(zip(SIDES, grids, strict=True))
 
 
 def from_gym(options: argparse.Namespace) -> tuple[dict[str, Lines], gym.About]:
     """Draws instances of reasoning-gym, and numbers the symbols in their cells."""
-    counts: dict[str, int] = {}
-    for split, value in ((split, getattr(options, split)) for split in SPLITS):
-        if value and not str(value).isdecimal():
+    given = {split: value for split in SPLITS if (value := getattr(options, split))}
+    for split, value in given.items():
+        if not value.isdecimal():
             raise ConfigError(f"--{split} {value}: give a number, with --gym")
-        counts |= {split: int(str(value))} if value else {}
-    wanted = f"two grids of up to {SIDE}x{SIDE}"
-    settings, drawn = gym.draw(options, counts, wanted, cells_of)
-    # a puzzle that is never trained on would have no embedding
+    counts, wanted = {split: int(given[split]) for split in given}, f"two grids up to {SIDE}x{SIDE}"
+    settings, drawn = gym.draw(options, counts, wanted, pair_of)
+    # a puzzle that is never trained on would have no embedding, and one alone needs no name
     trained = {pair["puzzle"] for _, pair in drawn["train"]}
-    pairs = {
-        split: [one for one in drawn[split] if one[1]["puzzle"] in trained] for split in counts
-    }
-    grids = [pair[side] for part in pairs.values() for _, pair in part for side in SIDES]
-    symbols = sorted({cell for grid in grids for row in grid for cell in row})
-    if all(map(str.isdecimal, symbols)):  # numbers stay what they are
-        symbols = [*map(str, range(1 + max(map(int, symbols))))]
+    found: set[str] = set()
+    for split in given:
+        drawn[split] = [each for each in drawn[split] if each[1]["puzzle"] in trained]
+        found.update(*(pair[side].flat for _, pair in drawn[split] for side in SIDES))
+    symbols = sorted(found, key=lambda symbol: (len(symbol), symbol))
     if len(symbols) > MOST_SYMBOLS:
         raise ConfigError(
             f"--gym {options.gym}: {len(symbols)} symbols; a grid has at most {MOST_SYMBOLS}"
         )
-    # a name for each puzzle only where there are several
-    numbers = {symbol: number for number, symbol in enumerate(symbols)}
-    lines: dict[str, Lines] = {split: {} for split in pairs}
-    for split, part in pairs.items():
-        for number, (_, pair) in enumerate(part, 1):
-            grids = [[[numbers[cell] for cell in row] for row in pair[side]] for side in SIDES]
-            example = Example(input=grids[0], output=grids[1])
-            if len(trained) > 1:
-                example["puzzle"] = pair["puzzle"]
-            lines[split][f"--{split}: number {number}"] = example
-    places = {split: [place for place, _ in pairs[split]] for split in pairs if split != "train"}
+    lines: dict[str, Lines] = {}
+    for split in given:
+        for number, (_, pair) in enumerate(drawn[split], 1):
+            for side in SIDES:
+                pair[side] = [[*map(symbols.index, row)] for row in pair[side].tolist()]
+            if len(trained) == 1:
+                del pair["puzzle"]
+            lines.setdefault(split, {})[f"--{split}: number {number}"] = cast(Example, pair)
+    places = {split: [place for place, _ in drawn[split]] for split in given if split != "train"}
     return lines, gym.About(settings, places, symbols)
 
 
@@ -245,7 +236,7 @@ def build(options: argparse.Namespace) -> str:
     trained = f"{examples_of.pop('train')} training examples of {len(puzzles['train'])} puzzles"
     evaluated = "".join(f", {count} {split} examples" for split, count in examples_of.items())
     size = f"{task.rows}x{task.columns}, {symbols} symbols"
-    if options.gym and not about.symbols[0].isdecimal():
+    if options.gym:
         size += f" ({' '.join(about.symbols)})"
     return f"{options.output_dir}: {trained}{evaluated}, {size}{leaks(kept)}"
 

@@ -7,6 +7,10 @@ python -m data.build.tokens --input FOLDER_OF_JSONL --field text --train-bpe 819
 python -m data.build.tokens --hub HuggingFaceFW/fineweb-edu \
     --tokenizer tokenizer.json --output-dir data/fineweb
 
+python -m data.build.tokens --gym spell_backward --tokenizer bytes --output-dir data/backward
+
+asks questions of the package reasoning-gym: each text is one, and in the next line its answer.
+
 The same input gives the same bytes. `tokenizers` uses all cores.
 """
 
@@ -23,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from data import gym
 from data.build.common import Parser, new_folder, progress, whole
 from data.language.text_files import Documents, HubTexts, is_held_out, place_of, read_file
 from data.tokenizer import Bytes, FromFile, Tokenizer, train_bpe
@@ -172,12 +177,19 @@ def build(options: argparse.Namespace) -> str:
         texts = Documents(HubTexts("--hub ", options.hub, options.split, options.field))
         return ((text, len(text)) for text in texts if text)
 
+    drawn: dict[str, list[tuple[gym.Place, str]]] = {}
+    if options.gym:
+        counts = {"train": options.train, "val": options.test}
+        settings, drawn = gym.draw(options, counts, "an answer in words", asked)
+        drawn["val"].sort(key=lambda each: len(each[1]))  # those of one length are asked together
     # a first pass over the documents: in a small corpus the share could hold out none
     share = options.val_share
-    if share and not single:
+    if share and not single and not options.gym:
         share = share_of(read(), share)
 
     def documents() -> Iterator[tuple[str, str, int]]:
+        if options.gym:
+            return ((split, text, 0) for split in SPLITS for _, text in drawn[split])
         return split_documents(read(), share, single)
 
     with new_folder(options.output_dir) as folder:
@@ -200,6 +212,9 @@ def build(options: argparse.Namespace) -> str:
             "token_bytes": list(tokenizer.token_bytes) if exact else [],
         }
         (folder / "dataset.json").write_text(json.dumps(description) + "\n")
+        if options.gym:
+            places = {"val": [place for place, _ in drawn["val"]]}
+            (folder / gym.FILE).write_bytes(gym.ABOUT.dump_json(gym.About(settings, places, [])))
         if isinstance(tokenizer, FromFile):
             (folder / "tokenizer.json").write_bytes(tokenizer.content)
     # what was made, and what a user might not expect of it
@@ -212,6 +227,14 @@ def build(options: argparse.Namespace) -> str:
         f" {text_bytes / (train + val):.3f} bytes per token, vocabulary {tokenizer.vocab_size:,}"
         f"{note}"
     )
+
+
+def asked(generator: Any, entry: gym.Entry) -> tuple[str, str] | None:
+    """Returns a question, and its text with the answer, if it has one."""
+    question, answer = entry["question"].strip(), entry["answer"]
+    if not isinstance(answer, str) or not gym.accepts(generator, answer, entry):
+        return None
+    return question, f"{question}\n{answer}"
 
 
 def _tokenizer(options: argparse.Namespace, documents: Callable[[], Iterator]) -> Tokenizer:
@@ -234,6 +257,12 @@ def parser() -> argparse.ArgumentParser:
         help="files and folders: .jsonl, .parquet, anything else is text, one document a file",
     )
     source.add_argument("--hub", help="a dataset's name on the hub")
+    gym.add_options(options, source)
+    for split, count in (("train", 4000), ("test", 500)):
+        options.add_argument(
+            f"--{split}", type=whole(1), default=count, help="questions, with --gym"
+        )
+    options.add_argument("--seed", type=whole(0), default=0)
     options.add_argument("--split", default="train", help="of the hub's dataset")
     options.add_argument(
         "--field", default="text", help="where .jsonl, .parquet and the hub have the text"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
-from contract import Batch, Examples, Prediction, Report
+from contract import Batch, Evaluator, Examples, Prediction, Report
+from data.gym import Accepted, Gym
 from data.language.token_files import Corpus
 from data.tokenizer import Tokenizer
 from utils.command.marks import SAME_RUN, Keys
@@ -72,6 +74,33 @@ def sample_set(corpus: Corpus, seed: int, seq_len: int, keys: SampleKeys) -> dic
         "sample_seed": np.int64(seed),
     }
     return {"sample": Examples([row])}
+
+
+def asked_set(
+    corpus: Corpus, file: Path
+) -> tuple[dict[str, Examples], Callable[[], Sequence[Evaluator]]]:
+    """Returns the set `asked`, if a dataset is made of questions: those that it holds out, with
+    room for their answers; and what makes its evaluators.
+    """
+    tokenizer, begin = corpus.tokenizer, corpus.begin
+    if tokenizer is None or begin is None or not file.exists():
+        return {}, tuple
+    gym = Gym(file, "val")
+    entries = [gym.entry(index) for index in range(len(gym))]
+    questions = tokenizer.encode([f"{entry['question'].strip()}\n" for entry in entries])
+    longest = 1 + max(map(len, tokenizer.encode([entry["answer"] for entry in entries])))
+    lengths = np.array([1 + len(question) for question in questions], np.int32)
+    rows = {name: np.zeros_like(lengths) for name in ("temperature", "top_k", "sample_seed")}
+    rows["continuation"] = np.zeros((len(gym), longest), np.int32)
+    rows["inputs"] = np.full((len(gym), lengths.max()), begin, np.int32)
+    for row, question in zip(rows["inputs"], questions, strict=True):
+        row[1 : 1 + len(question)] = question
+
+    def text(answer: np.ndarray) -> str:  # it ends where another text would begin
+        return tokenizer.decode([*takewhile(begin.__ne__, answer.tolist())])
+
+    examples = Examples(rows | {"prompt_length": lengths})
+    return {"asked": examples}, lambda: [Accepted(gym, "continuation", text)]
 
 
 def unescaped(prompt: str) -> str:

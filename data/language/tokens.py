@@ -13,9 +13,10 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from contract import Evaluator, Examples, RunSettings
+from data.gym import FILE
 from data.language.packing import PackedWindows
 from data.language.python_text import python_text
-from data.language.sample import Continuation, SampleKeys, sample_set, shown, unescaped
+from data.language.sample import Continuation, SampleKeys, asked_set, sample_set, shown, unescaped
 from data.language.token_files import Corpus, open_corpus
 from data.language.windows import HeldOut, Windows
 from data.order import EpochSource
@@ -100,6 +101,8 @@ class TokenSource(EpochSource):
             held_out = HeldOut(corpus, keys.seq_len, keys.val_tokens, begin)
             eval_sets["val"] = held_out
             most_documents = max(most_documents, held_out.most_documents)
+            asked, self._judges = asked_set(corpus, Path(run.data_path or "") / FILE)
+            eval_sets |= asked
         eval_sets |= sample_set(corpus, run.seed, keys.seq_len, keys)
 
         spec = TextSpec(
@@ -118,7 +121,7 @@ class TokenSource(EpochSource):
     def evaluators(self, set_name: str) -> Sequence[Evaluator]:
         if set_name == "sample" and self._tokenizer is not None:
             return [Continuation(self._tokenizer)]
-        return []
+        return self._judges() if set_name == "asked" else []
 
 
 def in_sequences(run: RunSettings, keys: TextKeys, seq_len: int) -> RunSettings:

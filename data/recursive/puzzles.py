@@ -207,8 +207,7 @@ class PuzzleSource(Source):
             chosen.append(ExampleText(text))
         if set_name in self._arc_pairs:
             chosen.append(ArcVotes(self._arc_pairs[set_name]))
-        if set_name in self._gyms and task:
-            gym = self._gyms[set_name]
+        if task and (gym := self._gyms.get(set_name)):
             write = partial(task.cells, symbols=gym.symbols)
             chosen.append(Accepted(gym, "answer", lambda tokens: written(write(tokens))))
         if kind := kind_of_set(self._test[set_name]):

@@ -73,8 +73,20 @@ class CausalLM(Objective):
     def predict(self, batch: Batch) -> Prediction:
         """Scores a text; or continues a prompt, if the batch has room for a continuation."""
         if "continuation" in batch:
-            return Prediction({}, {"continuation": self.continue_prompt(batch)})
+            return Prediction({}, {"continuation": self.continue_prompts(batch)})
         return Prediction(self.score(batch)[2])
+
+    def continue_prompts(self, batch: Batch) -> Tensor:
+        """Continues prompts, padded on the right where the batch has their lengths."""
+        if "prompt_length" not in batch:
+            return self.continue_prompt(batch)
+        made_BL = torch.zeros_like(batch["continuation"])
+        for length in batch["prompt_length"].unique().tolist():
+            alike_B = batch["prompt_length"] == length
+            rows = {name: tensor[alike_B] for name, tensor in batch.items()}
+            rows["inputs"] = rows["inputs"][:, :length]
+            made_BL[alike_B] = self.continue_prompt(rows)
+        return made_BL
 
     def continue_prompt(self, batch: Batch) -> Tensor:
         """Continues a prompt token by token.

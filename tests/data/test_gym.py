@@ -15,6 +15,7 @@ from data.build import grids
 from data.recursive.arc import FIRST
 from tests.data.helpers import built, everything, files, reported
 from tests.data.recursive.helpers import source
+from tests.making import make_source
 
 COUNTS = ("--train", 40, "--test", 12)
 
@@ -56,14 +57,36 @@ class Ruled(Shifted):
         return entry
 
 
+class Forgetful(Shifted):
+    """Its instances depend on what was made before."""
+
+    made = 0
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        type(self).made += 1
+        return super().__getitem__(self.made)
+
+
 class Words(Shifted):
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return super().__getitem__(index) | {"answer": f"word {index}"}
+        random = Random(index)
+        answer = "word" * random.randint(1, 4) + f" {index}"
+        question = f"Which word follows {answer}?" + " " * random.randint(0, 2)
+        return {"question": question, "answer": answer, "metadata": {}}
+
+    def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
+        return float(answer == entry["answer"])
 
 
 @pytest.fixture
 def gym(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"shifted": Shifted, "other": Other, "words": Words, "ruled": Ruled}
+    kinds = {
+        "shifted": Shifted,
+        "other": Other,
+        "words": Words,
+        "ruled": Ruled,
+        "forgetful": Forgetful,
+    }
 
     def create_dataset(name: str, **settings: Any) -> Shifted:
         if name not in kinds:
@@ -92,7 +115,7 @@ def test_instances_differ_and_their_symbols_are_numbered(tmp_path: Path) -> None
     assert files(folder) == files(built(tmp_path / "b", "grids", "--gym", "shifted", *COUNTS))
     more = ("--gym", "shifted", "--train", 90, "--test", 12)
     assert rows(built(tmp_path / "c", "grids", *more), "test") == test
-    small = ("--gym", "shifted", "--set", "side=2", "--train", 60, "--test", 12)
+    small = ("--gym", "shifted", "--set", '{"side": 2}', "--train", 60, "--test", 12)
     folder = built(tmp_path / "d", "grids", *small)
     assert len({*rows(folder, "train"), *rows(folder, "test")}) == 72  # of 81
 
@@ -130,8 +153,32 @@ def test_an_evaluation_gives_the_share_that_the_scorer_accepts(tmp_path: Path) -
     blank = [not (row != FIRST).any() for row in inputs.reshape(12, 8)]
     expected = (6 + sum(blank[6:])) / 12
     assert report.metrics["accepted"] == pytest.approx(expected)
-    assert {*report.metrics} == {"accepted", "accepted_shifted", "accepted_other"}
     assert not [one for one in source(folder, evaluators=[]).evaluators("all") if one.scalars]
+
+
+@pytest.mark.usefixtures("gym")
+def test_a_language_model_is_asked_what_its_dataset_holds_out(tmp_path: Path) -> None:
+    words = ("--gym", "words", "--tokenizer", "bytes", *COUNTS)
+    folder = built(tmp_path / "a", "tokens", *words)
+    assert files(folder) == files(built(tmp_path / "b", "tokens", *words))
+    held_out = np.load(folder / "val_000000.npy")
+    made = make_source("tokens", data_path=str(folder), seq_len=64, max_steps=1)
+    asked = everything(made.eval_sets()["asked"])
+    assert asked["inputs"].shape[0] == 12
+    prompts = zip(asked["inputs"].tolist(), asked["prompt_length"].tolist(), strict=True)
+    texts = "".join(map(chr, held_out)).split(chr(256))[1:]
+    for (prompt, length), text in zip(prompts, texts, strict=True):
+        assert text.startswith("".join(map(chr, prompt[1:length])))
+        assert prompt[length:] == [256] * (len(prompt) - length)
+    # what follows the question until the next text is its answer; no other word is accepted
+    answers = [text.partition("\n")[2] for text in texts]
+    said = np.full((12, max(map(len, answers)) + 1), 256, np.int32)
+    for row, answer in zip(said, answers, strict=True):
+        row[: len(answer)] = [*map(ord, answer)]
+    said[9:, 0] = ord("v")
+    (accepted,) = made.evaluators("asked")
+    report = reported(accepted, (np.arange(12), {}, {"continuation": torch.from_numpy(said)}))
+    assert report.metrics == {"accepted": 0.75}
 
 
 @pytest.mark.usefixtures("gym")
@@ -141,12 +188,19 @@ def test_an_evaluation_gives_the_share_that_the_scorer_accepts(tmp_path: Path) -
         ("--gym none --train 4 --test 2", "--gym none: Dataset 'none' not registered"),
         (
             "--gym words --train 4 --test 2",
-            "--gym words: of 51 instances, 0 differ and have two grids",
+            "--gym words: its instances lack two grids up to 30x30; name another",
         ),
-        ("--gym shifted --set side=2 --train 90 --test 9", "80 differ and have two grids"),
-        ("--gym shifted --set side --train 4 --test 2", "--set side: write KEY=VALUE"),
-        ("--gym shifted --set side=1 --train 4 --test 2", "--gym shifted: side must be at least"),
-        ("--gym shifted --set no=1 --train 4 --test 2", "unexpected keyword argument 'no'"),
+        (
+            '--gym shifted --set {"side":2} --train 90 --test 9',
+            "80 of 446 instances differ and have two grids up to 30x30; ask for fewer",
+        ),
+        ("--gym forgetful --train 4 --test 2", "makes other instances each time; name another"),
+        ("--gym shifted --set side --train 4 --test 2", "--set: invalid loads value: 'side'"),
+        (
+            '--gym shifted --set {"side":1} --train 4 --test 2',
+            "--gym shifted: side must be at least",
+        ),
+        ('--gym shifted --set {"no":1} --train 4 --test 2', "unexpected keyword argument 'no'"),
         ("--gym shifted --train a.jsonl --test 2", "--train a.jsonl: give a number, with --gym"),
     ],
 )

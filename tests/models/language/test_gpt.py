@@ -183,6 +183,22 @@ def test_a_greedy_continuation_needs_no_cache(keys: dict) -> None:
     assert len(set(made.flatten().tolist())) > 3, "always the same token: the test shows little"
 
 
+def test_prompts_of_several_lengths_are_continued_as_each_by_itself() -> None:
+    objective, prompt = make(), batch_of(5, 8)["inputs"]
+    lengths = torch.tensor([3, 8, 3, 5, 8])
+    batch = {
+        "inputs": prompt,
+        "prompt_length": lengths,
+        "continuation": torch.zeros(5, 6, dtype=torch.int32),
+    }
+    zeros = torch.zeros(5, dtype=torch.int32)
+    batch |= {"temperature": zeros, "top_k": zeros, "sample_seed": zeros}
+    made = objective.predict(batch).outputs["continuation"]
+    for row, length in enumerate(lengths.tolist()):
+        alone = continuation(objective, prompt[row : row + 1, :length], 6)
+        assert torch.equal(made[row : row + 1].int(), alone)
+
+
 def test_a_continuation_goes_on_when_the_context_is_full() -> None:
     objective, prompt = make(), batch_of(2, 20)["inputs"]
     made = continuation(objective, prompt, 40)
