@@ -20,6 +20,8 @@ WEIGHTS = ("model", "model_state_dict", "state_dict")  # what holds them in a fi
 COMPILED, DDP = "_orig_mod.", "module."  # what wrappers of PyTorch put into every name
 # some files hold the net without the loss around it, which names the net `model`
 NET, INNER = "model.", "inner."
+LAYER = re.compile(r"([HL])_level\.layers\.(\d+)\.")
+CONFIG = "all_config.yaml"
 WORD = re.compile(r"[\w.+-]{1,50}", re.ASCII)
 
 
@@ -60,15 +62,18 @@ def read(source: Path, raw: bool) -> tuple[dict[str, Tensor], bool]:
     return weights | averages, True
 
 
-def arch_beside(source: Path) -> str:
+def arch_beside(source: Path, weights: Mapping[str, Tensor]) -> str:
     """Returns the keys of the net, if the configuration of HRM or TRM lies beside their file: a net
-    with other cycles or positions has the same weights, and computes something else.
+    with other cycles or positions has the same weights, and computes something else. Without one,
+    what the weights tell.
 
     They are quoted for a shell. Values other than numbers, words and lists of these are left out
     and named.
     """
+    if not (source.parent / CONFIG).exists():
+        return layout_of(weights)
     try:
-        arch = read_yaml(source.parent / "all_config.yaml")["arch"]
+        arch = read_yaml(source.parent / CONFIG)["arch"]
         net = arch.pop("name").partition("@")[0].rpartition(".")[2][:3]  # hrm.hrm_act_v1@Class
     except (ConfigError, LookupError, TypeError, AttributeError):
         return ""
@@ -79,7 +84,21 @@ def arch_beside(source: Path) -> str:
     keys = [key for key, text in texts.items() if WORD.fullmatch(key) and text]
     command = shlex.join([f"arch={net}", *(f"arch.{key}={texts[key]}" for key in keys)])
     unclear = shlex.join(short(key) for key in texts if key not in keys)
-    return command + (f" (left out of all_config.yaml: {unclear})" if unclear else "")
+    return command + (f" (left out of {CONFIG}: {unclear})" if unclear else "")
+
+
+def layout_of(weights: Mapping[str, Tensor]) -> str:
+    """Returns the keys of the HRM or TRM that has such tensors, if any does."""
+    shapes = {name.rpartition(INNER)[2]: tensor.shape for name, tensor in weights.items()}
+    layers = {match[1]: int(match[2]) for match in map(LAYER.match, sorted(shapes)) if match}
+    if "L" not in layers or "embed_tokens.embedding_weight" not in shapes:
+        return ""
+    keys = [f"arch={'hrm' if 'H' in layers else 'trm'}"]
+    keys += [f"arch.hidden_size={shapes['embed_tokens.embedding_weight'][1]}"]
+    keys += [f"arch.{level}_layers={1 + last}" for level, last in layers.items()]
+    if any("mlp_t" in name for name in shapes):
+        keys += ["arch.mlp_t=true", "arch.pos_encodings=none"]
+    return " ".join(keys if "puzzle_emb.weights" in shapes else [*keys, "arch.puzzle_emb_ndim=0"])
 
 
 def _plain(value: object) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from utils import revision
+from utils.checkpoint.foreign import layout_of
 from utils.checkpoint.format import OneByOne, Stored, Unreadable
 from utils.errors import ConfigError, brief, short
 from utils.ranks.distributed import Dist
@@ -269,7 +270,10 @@ def check_alike(live: Tensors, saved: Tensors, what: str, any_precision: bool = 
     """Raises ConfigError unless names, shapes and types are equal; with `any_precision`, types of
     floats may differ.
     """
-    fix = "use the arch and data of the run that wrote it"
+    layout = layout_of(saved)
+    fix = "use the arch and data of the run that wrote it" + (
+        layout and f"; it looks like {layout}"
+    )
     for key in live:
         if key not in saved:
             raise ConfigError(f"{what}: {key} is missing from it; {fix}")
@@ -285,10 +289,7 @@ def check_alike(live: Tensors, saved: Tensors, what: str, any_precision: bool = 
             )
     for key in saved:
         if key not in live:
-            raise ConfigError(
-                f"{what}: it holds {key}, which this model does not have; use the arch of the run"
-                " that wrote it"
-            )
+            raise ConfigError(f"{what}: it holds {key}, which this model does not have; {fix}")
 
 
 def _within(name: str, tensors: Tensors) -> dict[str, Tensor]:

@@ -121,7 +121,7 @@ def import_weights(source: Path, folder: Path, raw: bool = False) -> str:
     _refuse_existing(folder)
     weights, averaged = foreign.read(source, raw)
     values = _write_folder(folder, weights, {META: "{}\n"})
-    arch = foreign.arch_beside(source)
+    arch = foreign.arch_beside(source, weights)
     evaluated, begun = (shlex.quote(f"{key}={folder}") for key in ("checkpoint", "init_from"))
     return (
         f"{folder}: {'averaged ' * averaged}weights, {len(weights)} tensors, {values:,} values; use"

@@ -18,8 +18,12 @@ from torch import Tensor, nn
 from models.objective import saved_tensors, start_from
 from tests.models.recursive.test_act import make
 from tests.utils.checkpoint.helpers import names, told
+from utils.checkpoint.foreign import layout_of
 from utils.checkpoint.reader import load
+from utils.checkpoint.registry import check_alike
+from utils.errors import ConfigError
 
+LAYOUT = "arch=trm arch.hidden_size=16 arch.L_layers=1"
 BUFFERS = ("H_init", "L_init", "puzzle_emb.weights")
 Weights = dict[str, Tensor]
 Import = Callable[..., Weights]
@@ -51,7 +55,8 @@ def imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Import:
         folder = tmp_path / "_".join(["out", *options])
         said = told(capsys, "import", *options, tmp_path / "step_50", folder)
         assert said.startswith(f"{folder}: {kind}, ")
-        assert said.endswith(f"use it as checkpoint={folder} or init_from={folder}\n")
+        said = said.removesuffix("\n").removesuffix(f" with {LAYOUT}")
+        assert said.endswith(f"use it as checkpoint={folder} or init_from={folder}")
         told(capsys, "verify", folder)
         return load(str(folder), ["model"])[0]["model"]
 
@@ -235,3 +240,15 @@ def test_nothing_else_is_imported(
     torch.save(content, "step_50") if content else os.mkfifo("step_50")
     assert told(capsys, "import", "step_50", "out", status=2).startswith(f"step_50: {problem}")
     assert names(tmp_path) == {"step_50"}, "nothing ran, and nothing is left"
+
+
+def test_weights_that_do_not_fit_are_named_with_the_nearest_layout(tmp_path: Path) -> None:
+    for name, layout in (
+        ("trm", LAYOUT),
+        ("hrm", "arch=hrm arch.hidden_size=16 arch.H_layers=1 arch.L_layers=1"),
+        ("trm_mlp", f"{LAYOUT} arch.mlp_t=true arch.pos_encodings=none"),
+    ):
+        assert layout_of(saved_tensors(make(name))) == layout
+    assert layout_of({"a": torch.ones(2)}) == ""
+    with pytest.raises(ConfigError, match=f"shape .* there and .* here; .*looks like {LAYOUT}"):
+        check_alike({name: torch.ones(7) for name in trained(5)}, trained(5), "model")
