@@ -190,7 +190,7 @@ class Root(Keys):
     """null: derived from the configuration"""
     objective_metric: Annotated[Annotated[str, Field(pattern="[^-]")] | None, SAME_RUN]
     """The metric that picks the best checkpoint and that sweepers optimise; lower is better for
-    -eval/x and for losses; null: the objective's main metric
+    -eval/x and for what the objective lists in `costs`; null: the objective's main metric
     """
     # Reporting
     log_interval: Annotated[PositiveInt, SAME_RUN]
