@@ -22,6 +22,7 @@ from utils.ranks import distributed
 
 RANKS, ROUNDS, FIRST = (1, 2, 4), 3, 3
 RUNS = {  # how many steps are measured of each, and its keys
+    "empty": (400, "experiment=tms_target global_batch_size=8 data.held_out=8"),  # almost no work
     "demo": (40, "experiment=demo arch.forward_dtype=float32"),
     "lm": (6, "experiment=lm arch.forward_dtype=float32"),
     "tms_5_2": (200, "experiment=tms_5_2 arch.target=TARGET"),
