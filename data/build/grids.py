@@ -20,7 +20,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -93,10 +93,6 @@ def from_gym(options: argparse.Namespace) -> tuple[dict[str, Lines], gym.About]:
         drawn[split] = [each for each in drawn[split] if each[1]["puzzle"] in trained]
         found.update(*(pair[side].flat for _, pair in drawn[split] for side in SIDES))
     symbols = sorted(found, key=lambda symbol: (len(symbol), symbol))
-    if len(symbols) > MOST_SYMBOLS:
-        raise ConfigError(
-            f"--gym {options.gym}: {len(symbols)} symbols; a grid has at most {MOST_SYMBOLS}"
-        )
     lines: dict[str, Lines] = {}
     for split in given:
         for number, (_, pair) in enumerate(drawn[split], 1):
@@ -104,7 +100,8 @@ def from_gym(options: argparse.Namespace) -> tuple[dict[str, Lines], gym.About]:
                 pair[side] = [[*map(symbols.index, row)] for row in pair[side].tolist()]
             if len(trained) == 1:
                 del pair["puzzle"]
-            lines.setdefault(split, {})[f"--{split}: number {number}"] = cast(Example, pair)
+            where = f"--gym {options.gym}: {split} {number}"
+            lines.setdefault(split, {})[where] = parsed(where, json.dumps(pair), EXAMPLE)
     places = {split: [place for place, _ in drawn[split]] for split in given if split != "train"}
     return lines, gym.About(settings, places, symbols)
 

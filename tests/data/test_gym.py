@@ -57,16 +57,6 @@ class Ruled(Shifted):
         return entry
 
 
-class Forgetful(Shifted):
-    """Its instances depend on what was made before."""
-
-    made = 0
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        type(self).made += 1
-        return super().__getitem__(self.made)
-
-
 class Words(Shifted):
     def __getitem__(self, index: int) -> dict[str, Any]:
         random = Random(index)
@@ -85,7 +75,6 @@ def gym(monkeypatch: pytest.MonkeyPatch) -> None:
         "other": Other,
         "words": Words,
         "ruled": Ruled,
-        "forgetful": Forgetful,
     }
 
     def create_dataset(name: str, **settings: Any) -> Shifted:
@@ -194,7 +183,6 @@ def test_a_language_model_is_asked_what_its_dataset_holds_out(tmp_path: Path) ->
             '--gym shifted --set {"side":2} --train 90 --test 9',
             "80 of 446 instances differ and have two grids up to 30x30; ask for fewer",
         ),
-        ("--gym forgetful --train 4 --test 2", "makes other instances each time; name another"),
         ("--gym shifted --set side --train 4 --test 2", "--set: invalid loads value: 'side'"),
         (
             '--gym shifted --set {"side":1} --train 4 --test 2',
