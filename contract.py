@@ -161,8 +161,7 @@ class Objective(nn.Module):
     # the metric of `predict` that a run is judged by, unless objective_metric is given
     headline = "accuracy"
     costs: frozenset[str] = frozenset()  # metrics where lower is better: name a loss here
-    # for a `predict` that takes long: `self.progress("search step", 88, 400)` shows a line every
-    # ten seconds
+    # called by a long `predict` as `self.progress("step", 88, 400)`, shows a line every ten seconds
     progress: Callable[[str, int, int], None] = staticmethod(lambda what, done, total: None)
 
     def __init__(self, model: nn.Module) -> None:
