@@ -129,7 +129,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What a step may depend on besides its batch and carry."""
+    """What a step gets besides its batch and carry; it depends on nothing else."""
 
     progress: float  # the fraction of the run's steps that are done
     noise: Noise  # random numbers of this step, for the shards of this batch

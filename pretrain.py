@@ -347,11 +347,11 @@ class Trainer:
         best = f"; best: {metric.best}" if self.source.eval_sets() and not cfg.eval_only else ""
         run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}{best}")
         run.say(hardware.describe(self.dist, objective.dtype))
-        compiles = "the first step compiles the net, for up to some minutes"
-        known = hardware.known_fault(self.dist.device), self.source.remark
-        for remark in (*known, compiles if cfg.compile is True else ""):
-            if remark:
-                run.say(remark)
+        remarks = [hardware.known_fault(self.dist.device), self.source.remark]
+        if cfg.compile is True:
+            remarks.append("the net is compiled when it is first used, which may take minutes")
+        for remark in filter(None, remarks):
+            run.say(remark)
 
     def train(self) -> None:
         """Takes steps; after each one logs, evaluates and saves as due."""
@@ -525,7 +525,8 @@ class Trainer:
         evaluation = Evaluation(dist, self.step, self.run, cfg.eval_save_outputs)
         optimizers_own = weights_to_evaluate(self.optimizers, self.sync.parameters)
         averages = self.ema.applied() if self.ema is not None else nullcontext()
-        started, objective.progress = time.perf_counter(), self.run.progress
+        objective.progress = self.run.progress
+        started = time.perf_counter()
 
         def predict(batch: Batch) -> Prediction:
             return objective.predict(batch_to_device(batch, dist.device))

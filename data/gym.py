@@ -33,7 +33,7 @@ Place = tuple[str, int, str]  # of an instance: its generator, its index there, 
 
 @dataclass(frozen=True)
 class About:
-    """What a dataset says of its instances, so that they can be made again."""
+    """Where the instances of a dataset come from: enough to make them again."""
 
     settings: dict[str, JsonValue]  # of the generators
     places: dict[str, list[Place]]  # of the examples of each split but the training split
@@ -142,7 +142,7 @@ class Gym:
         return self._entries[index]
 
     def accepts(self, index: int, answer: str) -> bool:
-        """Returns whether the generator of an example accepts the answer."""
+        """True if the generator of an example accepts the answer."""
         return accepts(self._generators[self._places[index][0]], answer, self.entry(index))
 
 

@@ -8,8 +8,8 @@ puzzle of the test needs training pairs. Without names, every line is a puzzle.
 
 python -m data.build.grids --gym n_queens --train 4000 --test 500 --output-dir data/queens
 
-takes instances of generators of the package reasoning-gym, which have a grid and an answer that is
-one. With several generators, the name of each is the puzzle of its instances.
+draws instances from a generator of the package reasoning-gym whose questions and answers are grids.
+With several generators, the name of each is the puzzle of its instances.
 """
 
 from __future__ import annotations

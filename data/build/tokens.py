@@ -9,7 +9,8 @@ python -m data.build.tokens --hub HuggingFaceFW/fineweb-edu \
 
 python -m data.build.tokens --gym spell_backward --tokenizer bytes --output-dir data/backward
 
-asks questions of the package reasoning-gym: each text is one, and in the next line its answer.
+draws questions from the package reasoning-gym: each text is a question and, in the next line, its
+answer.
 
 The same input gives the same bytes. `tokenizers` uses all cores.
 """

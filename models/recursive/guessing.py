@@ -125,9 +125,9 @@ class GuessObjective(Objective):
         seen = ByStep(labels_BT, steps)
         # the same record by step as for nets without a search
         what = f"searching a batch of {len(labels_BT)}: step"
-        for step, out in enumerate(answers_by_search(self.model, batch, self.keys)):
+        searched = answers_by_search(self.model, batch, self.keys)
+        for step, (logits_BTV, margin_B) in enumerate(searched):
             self.progress(what, step, steps)
-            logits_BTV, margin_B = out
             value_B = margin_B + self.keys.threshold
             seen.add(logits_BTV, value_B, margin_B)
             if signals.stop_signal():  # the evaluation is cut short, and repeated after a resume
