@@ -25,6 +25,8 @@ AT_ONCE_ON_CPU, AT_ONCE = 8, 64
 # For each puzzle, so many of the waiting boards keep their states; the others begin anew. A search
 # that ends within so many boards does not change.
 WITH_STATE = 64
+# A second look at a full board: how often cells are blanked, and the least probability of a digit
+TURNS, SOUND = 5, 0.9
 NEVER = -1e4  # as a logit
 JITTER = 0.2  # in training, cells are guessed whose entropy is at most so many nats above the least
 
@@ -45,7 +47,8 @@ class Rules(Keys):
     search_steps: Annotated[int, Field(ge=1, le=1000), SAME_RUN]
     """Most steps of an evaluation"""
     accept: Annotated[float, Field(gt=0, lt=1), SAME_RUN]
-    """A full board that the net judges right with a higher probability ends an evaluation's search
+    """A full board that the net judges right with a higher probability ends an evaluation's search,
+    if the net also finds each of its digits again from the others
     """
 
     @property
@@ -134,6 +137,7 @@ def answers_by_search(
     for step in range(rules.search_steps):
         # look at the boards of this step, and keep the best answers
         state, logits_NTD, value_N = think(model, weights, inputs_PT, nodes, states)
+        value_N = second_look(model, weights, inputs_PT, nodes, value_N, threshold)
         answers.take_in(nodes, logits_NTD, value_N)
         yield answers.logits_PTV.clone(), answers.value_P - threshold
 
@@ -175,6 +179,37 @@ def think(
         outs.append([out[:count] for out in model(state, known, weights)])
     state, logits, value = (torch.cat(parts) for parts in zip(*outs, strict=True))
     return state, logits, value
+
+
+def second_look(
+    model: CandidateNet,
+    weights: dict[str, Tensor],
+    inputs_PT: Tensor,
+    nodes: Nodes,
+    value_N: Tensor,
+    threshold: float,
+) -> Tensor:
+    """Lowers the value of full boards to what is not accepted if the net does not find all their
+    digits again: it blanks a fifth of the cells at a time, given or not, and begins from a fresh
+    state. In a wrong board, some digit does not follow from the others, which a net can tell before
+    it can judge a board as a whole.
+    """
+    full_N = (nodes.board > BLANK).all(-1)  # a padding row has tokens below the blank
+    asked = (full_N & (value_N > threshold)).nonzero()[:, 0]
+    if not len(asked):
+        return value_N
+    # each cell is blank in one of the turns
+    row_T, column_T = torch.ones(model.side, model.side, device=value_N.device).nonzero().unbind(1)
+    turn_T, turn_S1 = (2 * row_T + column_T) % TURNS, torch.arange(TURNS, device=row_T.device)
+    blank_MT = (turn_T == turn_S1[:, None]).repeat(len(asked), 1)
+    full = nodes.take(asked.repeat_interleave(TURNS))
+    board_MT = torch.where(blank_MT, BLANK, full.board)
+    afresh = replace(full, board=board_MT, state=torch.zeros_like(full.state))
+    _, logits_MTD, _ = think(model, weights, inputs_PT, afresh, model.fresh_state(1))
+    digit_MT1 = (full.board - BLANK - 1).long()[..., None]
+    found_MT = logits_MTD.softmax(-1).gather(-1, digit_MT1)[..., 0] > SOUND
+    sound_A = (found_MT | ~blank_MT).view(len(asked), -1).all(-1)
+    return value_N.index_put((asked[~sound_A],), value_N.new_tensor(threshold))
 
 
 def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:

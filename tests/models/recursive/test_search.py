@@ -3,15 +3,23 @@
 import gc
 from typing import Any
 
+import pytest
 import torch
 from torch.testing import assert_close
 
+from models.recursive import search
 from models.recursive.candidates import BLANK
 from models.recursive.search import WITH_STATE, Rules, answers_by_search
 
 RULES: dict[str, Any] = {"think_steps": 1, "fill_above": 0.99, "try_above": 0.01, "beam": 4}
 RULES |= {"waiting": 0, "search_steps": 30, "accept": 0.95}
 SOLUTION = torch.tensor([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + BLANK
+
+
+@pytest.fixture(autouse=True)
+def every_digit_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made-up nets are never sure of a digit."""
+    monkeypatch.setattr(search, "SOUND", 0.0)
 
 
 class MadeUpNet:
@@ -129,6 +137,29 @@ def test_the_search_ends_with_an_accepted_board_or_goes_on() -> None:
     solved, steps = solve(unsure, [0, 5])
     assert solved
     assert float(steps[-1][1]) <= 0
+
+
+class CredulousNet(MadeUpNet):
+    """Takes every full board for right, but is sure of the last four cells."""
+
+    def __call__(self, state: torch.Tensor, known: torch.Tensor, weights: object):
+        state, logits, value = super().__call__(state, known, weights)
+        last = ((known == 0).all(-1).sum(-1) <= 4)[:, None, None]
+        right = torch.nn.functional.one_hot(SOLUTION - BLANK - 1, 4) * 9.0
+        return state, torch.where(last, right, logits), torch.full_like(value, self.value)
+
+
+def test_a_full_board_is_accepted_if_its_digits_are_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blanks, far = [0, 2, 5, 7, 8], {"beam": 1, "waiting": 100}
+    solved, steps = solve(CredulousNet(), blanks, **far)
+    assert not solved, "the value alone accepts a wrong board"
+    assert float(steps[-1][1]) > 0
+    monkeypatch.setattr(search, "SOUND", 0.9)
+    solved, steps = solve(CredulousNet(), blanks, **far)
+    assert solved
+    assert float(steps[-1][1]) > 0
 
 
 def test_more_puzzles_than_fit_at_once_are_each_searched_as_alone() -> None:
