@@ -65,7 +65,7 @@ from trial.predictions import try_predictions
 from trial.source import try_source
 from utils import carries
 from utils.checkpoint import folders, reader, resume
-from utils.checkpoint.policy import Checkpointer, Metric
+from utils.checkpoint.policy import Checkpointer, judging_metric
 from utils.checkpoint.registry import Origin, Registry, Tensors
 from utils.command import cli, config
 from utils.command.instantiate import make
@@ -293,7 +293,8 @@ class Trainer:
         self.step, self.evaluation_due = start.step, start.meta.get("evaluation_due", False)
         self.results = start.meta.get("results", {})
         # of evaluations; decides which checkpoint is the best
-        metric = Metric.judging(self.objective, cfg.objective_metric)
+        metric = judging_metric(self.objective, cfg.objective_metric)
+        name = metric.removeprefix("-")
         if start.is_finished(self.total_steps):
             if self.dist.is_main:
                 confirm_finished(run.directory, self.step, run.say)
@@ -302,7 +303,7 @@ class Trainer:
                 f"{cfg.run_name} is finished, {self.step:,} steps: {run.directory}; resume=false"
                 " would begin again"
             )
-            return self.results.get(metric.name)
+            return self.results.get(name)
         self.open_directory(start, metric)
         if cfg.eval_only:
             if stop := self.evaluate():
@@ -313,16 +314,16 @@ class Trainer:
             with self.checkpointer, cli.reporting():
                 self.train()
         run.finish(self.step)
-        return self.results.get(metric.name)
+        return self.results.get(name)
 
-    def open_directory(self, start: resume.Start, metric: Metric) -> None:
+    def open_directory(self, start: resume.Start, metric: str) -> None:
         """Opens the run's directory and log.
 
         Called after everything that can be refused, because it moves an earlier run aside.
         """
         cfg, run, objective = self.cfg, self.run, self.objective
         # tools that compare runs look up here which metric judges them
-        text = OmegaConf.to_yaml(cfg.plain() | {"objective_metric": str(metric)})
+        text = OmegaConf.to_yaml(cfg.plain() | {"objective_metric": metric})
         loggers = {
             "log": cfg.log,
             "mode": cfg.wandb.mode,
@@ -344,8 +345,11 @@ class Trainer:
         }
         run.begin(text, loggers, saved_step, self.evaluation_due, facts, cfg.report)
         length = "evaluated" if cfg.eval_only else f"{self.total_steps:,} steps"
-        best = f"; best: {metric.best}" if self.source.eval_sets() and not cfg.eval_only else ""
-        run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}{best}")
+        judged = ""
+        if self.source.eval_sets() and not cfg.eval_only:
+            way = "lowest" if metric.startswith("-") else "highest"
+            judged = f"; best: {way} {metric.removeprefix('-')}"
+        run.say(f"{cfg.run_name}: {size:,} parameters, {length} on {data}{judged}")
         run.say(hardware.describe(self.dist, objective.dtype))
         remarks = [hardware.known_fault(self.dist.device), self.source.remark]
         if cfg.compile is True:

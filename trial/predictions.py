@@ -10,7 +10,7 @@ import torch
 from contract import IGNORE, Objective, Prediction
 from data.stream import to_tensors
 from trial.batch import TriedBatch, check_metrics
-from utils.checkpoint.policy import Metric
+from utils.checkpoint.policy import judging_metric
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluation import metric_key
 from utils.transfer import batch_to_device
@@ -28,7 +28,9 @@ def try_predictions(
     Unless `names_alone`, also if predictions break the contract, or the main metric is not among
     the metrics.
     """
-    metric = "" if names_alone and not asked else Metric.judging(objective, asked).name
+    metric = ""
+    if asked or not names_alone:
+        metric = judging_metric(objective, asked).removeprefix("-")
     sets = {name: examples for name, examples in source.eval_sets().items() if len(examples)}
     if not sets or not (metric or outputs):
         return

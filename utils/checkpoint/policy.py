@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,35 +26,22 @@ FAILED_SAVES = 3  # in a row, after which the run stops
 REMEDY = "make room there"
 
 
-@dataclass(frozen=True)
-class Metric:
-    """The metric that chooses the best checkpoint. As text, `-loss` means that lower is better."""
+def judging_metric(objective: Objective, asked: str | None) -> str:
+    """Returns the metric that chooses the best checkpoint, as `objective_metric` takes it: with a
+    minus if lower is better. By default, it is the objective's main metric.
+    """
+    name = asked.removeprefix("-") if asked else f"eval/{objective.headline}"
+    # a user who names a cost means its smallest value, with or without the minus
+    is_cost = name.rpartition("/")[2] in objective.costs
+    return f"-{name}" if is_cost or (asked or "").startswith("-") else name
 
-    name: str
-    lower_is_better: bool = False
 
-    @classmethod
-    def judging(cls, objective: Objective, asked: str | None) -> Metric:
-        """The one that is `asked` for, by default the objective's main metric."""
-        name = asked.removeprefix("-") if asked else f"eval/{objective.headline}"
-        # a user who names a cost means its smallest value, with or without the minus
-        is_cost = name.rpartition("/")[2] in objective.costs
-        return cls(name, is_cost or (asked or "").startswith("-"))
-
-    def __str__(self) -> str:
-        return f"-{self.name}" if self.lower_is_better else self.name
-
-    @property
-    def best(self) -> str:
-        """What the user is told of the best checkpoint."""
-        return f"{'lowest' if self.lower_is_better else 'highest'} {self.name}"
-
-    def improves(self, results: Mapping[str, float], best: float | None) -> bool:
-        """True if a result is better than the best so far; NaN or none is not."""
-        value = results.get(self.name, math.nan)
-        if math.isnan(value):
-            return False
-        return best is None or (value < best if self.lower_is_better else value > best)
+def improves(metric: str, results: Mapping[str, float], best: float | None) -> bool:
+    """True if a result is better than the best so far; NaN or none is not."""
+    value = results.get(metric.removeprefix("-"), math.nan)
+    if math.isnan(value):
+        return False
+    return best is None or (value < best if metric.startswith("-") else value > best)
 
 
 class Checkpointer:
@@ -69,7 +55,7 @@ class Checkpointer:
         config: Config,
         run: RunDirectory,
         registry: Registry,
-        metric: Metric,
+        metric: str,
         start: Start,
     ) -> None:
         self._config, self._run, self._registry, self._metric = config, run, registry, metric
@@ -161,11 +147,11 @@ class Checkpointer:
         """True if this step beats the best checkpoint on the disk; failed saves do not count."""
         self._forget_lost_best()
         metric, results = self._metric, progress["results"]
-        before = self._best if self._best_of == str(metric) else None
-        if not metric.improves(results, before):
+        before = self._best if self._best_of == metric else None
+        if not improves(metric, results, before):
             return False
         self._best_before, self._best_step = before, progress["step"]
-        self._best, self._best_of = results[metric.name], str(metric)
+        self._best, self._best_of = results[metric.removeprefix("-")], metric
         return True
 
     def _forget_lost_best(self) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint import writer
-from utils.checkpoint.policy import Checkpointer, Metric
+from utils.checkpoint.policy import Checkpointer, improves, judging_metric
 from utils.checkpoint.registry import Origin, Registry
 from utils.checkpoint.resume import Start
 from utils.errors import RunError
@@ -23,7 +23,7 @@ def test_a_best_that_could_not_be_saved_does_not_count(
     run = MagicMock(directory=tmp_path, dist=Dist())
     config = MagicMock(keep=None, checkpoint_interval=None, objective_metric=None)
     full_disk = MagicMock(side_effect=OSError)
-    with Checkpointer(config, run, saved, Metric("accuracy"), Start()) as checkpointer:
+    with Checkpointer(config, run, saved, "accuracy", Start()) as checkpointer:
         for step, accuracy, write in (
             (1, 0.5, writer.write),
             (2, 0.9, full_disk),
@@ -54,7 +54,7 @@ def test_the_last_step_is_saved_again_until_it_is_whole(
 
     monkeypatch.setattr(writer, "write", sometimes)
     progress = {"step": 1, "results": {}}
-    with Checkpointer(config, run, saved, Metric("accuracy"), Start()) as checkpointer:
+    with Checkpointer(config, run, saved, "accuracy", Start()) as checkpointer:
         checkpointer.save_if(progress, wanted=True, stopping=False, evaluated=False)
         if failing == 4:  # the first one, and three more
             with pytest.raises(RunError, match="step 1 could not be saved"):
@@ -77,8 +77,6 @@ def test_the_last_step_is_saved_again_until_it_is_whole(
 def test_which_way_is_better_is_said_and_not_guessed(
     metric: str, value: float, best: float | None, better: bool
 ) -> None:
-    parsed = Metric.judging(MagicMock(costs=()), metric)
-    assert str(parsed) == metric
-    assert parsed.best == f"{'lowest' if metric.startswith('-') else 'highest'} {parsed.name}"
-    assert parsed.improves({parsed.name: value}, best) is better
-    assert not parsed.improves({"eval/other": value}, best)
+    assert judging_metric(MagicMock(costs=()), metric) == metric
+    assert improves(metric, {metric.removeprefix("-"): value}, best) is better
+    assert not improves(metric, {"eval/other": value}, best)
