@@ -23,10 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
+from hydra.core.plugins import Plugins
+
 from tests.ranks import ROOT, Completed, attend
 
 PR_SET_PDEATHSIG = 1
-SLOW = ("torch", "numpy", "wandb", "data", "models", "optim")
+SLOW = ("torch", "torch._inductor", "numpy", "wandb", "data", "models", "optim")
 
 
 class Forks:
@@ -129,6 +131,8 @@ def load() -> None:
             for module_info in pkgutil.walk_packages(module.__path__, f"{name}."):
                 importlib.import_module(module_info.name)
     import pretrain  # noqa: F401
+
+    Plugins.instance()  # Hydra's own and those of others
 
 
 def fork(args: list[str], cwd: str, env: dict[str, str], out: IO[bytes], err: IO[bytes]) -> Fork:

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 
 import hydra
 import yaml
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, ConfigDict, create_model
 from pydantic.fields import FieldInfo
 
 from utils.command.marks import Keys, Mark, members
@@ -95,6 +95,8 @@ def keys_of(part: Any, path: str) -> type[Keys]:
 
 class OfSignature(Keys):
     """Keys that are parameters: they are passed one by one."""
+
+    model_config = ConfigDict(use_attribute_docstrings=False)  # there is no source to read
 
 
 @functools.cache
