@@ -66,7 +66,7 @@ from trial.source import try_source
 from utils import carries
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer, judging_metric
-from utils.checkpoint.registry import Origin, Registry, Tensors
+from utils.checkpoint.registry import Registry, Tensors
 from utils.command import cli, config
 from utils.command.instantiate import make
 from utils.command.keys import CONF, HYDRA_ARGUMENTS
@@ -209,14 +209,13 @@ class Trainer:
         """Registers what checkpoints hold; an evaluation needs only weights and averages."""
         cfg, objective, ema, sync = self.cfg, self.objective, self.ema, self.sync
         owned, device = self.dist.owned_shards(cfg.shards), self.dist.device
-        origin = Origin(
-            cfg.plain(),
-            fingerprints,
-            frozen_files(objective),
-            needed_runs,
-            compile=cfg.compile is True,
-            device=device.type,
-        )
+        origin = {
+            "config": cfg.plain(),
+            "data": fingerprints,
+            "frozen": frozen_files(objective),
+            "needed_runs": needed_runs,
+            **resume.made_with(device, cfg.compile is True),
+        }
         registry = Registry(origin, sync, owned)
         weights, load_weights = partial(saved_tensors, objective), partial(load_tensors, objective)
         registry.add("model", weights, load_weights, any_precision=cfg.eval_only)

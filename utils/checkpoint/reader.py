@@ -39,14 +39,31 @@ class Groups(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class Meta(TypedDict, total=False):
-    """The metadata of a checkpoint that its readers use."""
+    """What meta.json holds. A run writes all of it; weights that were imported have none."""
 
+    # how far the run has come
     step: int
-    ranks: int
-    code: str
+    lr: float
+    evaluation_due: bool
+    results: dict[str, float]  # of the last evaluation
+    best: float | None  # the best result so far, of the metric `best_of`
+    best_of: str
+    wandb_id: str | None
+    resumed_from: str  # the checkpoint that `resume` named when the run began
+    # what it is
     config: Groups
-    data: dict[str, str]
-    frozen: dict[str, dict[str, Any]]
+    data: dict[str, str]  # texts by which each part of its data is recognised
+    # parts of the net that are loaded from other files: `path` and `sha256` of each
+    frozen: dict[str, dict[str, str]]
+    # the arguments of runs that this one needs, by the keys that hold their paths
+    needed_runs: dict[str, str]
+    # what it was computed with
+    code: str
+    torch: str
+    threads: int
+    compile: bool
+    device: str  # its kind
+    ranks: int
 
 
 META_KIND = TypeAdapter[Any](Meta)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from utils import revision
 from utils.checkpoint.foreign import layout_of
 from utils.checkpoint.format import OneByOne, Stored, Unreadable
-from utils.errors import ConfigError, brief, short
+from utils.errors import ConfigError, brief
 from utils.ranks.distributed import Dist
 from utils.transfer import local
 
@@ -27,46 +26,6 @@ Tensors = Mapping[str, Tensor]
 SHARDS = "shards"  # the group of all that belongs to shards: `3/carry/state`
 EVALUATED = "the evaluation set "  # and its name: a part of the data
 OTHERWISE = "use a checkpoint of this command"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Describes the run that writes a checkpoint."""
-
-    config: Mapping[str, Any]
-    data: Mapping[str, str]  # texts by which each part of its data is recognised
-    # parts of a net that are loaded from other files: `path` and `sha256` of each
-    frozen: Mapping[str, Mapping[str, str]]
-    # the arguments of runs that this one needs, by the keys that hold their paths
-    needed_runs: Mapping[str, str] = field(default_factory=dict)
-    code: str = field(default_factory=revision.summary)
-    threads: int = field(default_factory=torch.get_num_threads)
-    torch: str = torch.__version__
-    compile: bool = False  # what `auto` became
-    device: str = "cpu"  # its kind
-
-    def differences(self, meta: Mapping[str, Any], lr: float) -> list[str]:
-        """Returns what to tell the user when this run continues a checkpoint, at the rate `lr`: one
-        line for each difference that can change results.
-        """
-        lines = []
-        for what in ("threads", "torch", "compile", "device"):
-            then, now = meta[what], getattr(self, what)
-            if then != now:
-                lines.append(
-                    f"{what}: {short(then)} when the checkpoint was written, {short(now)} now; the"
-                    " run goes on, with other rounding"
-                )
-        if meta["code"] not in ("", self.code):
-            then = " ".join(meta["code"].split())
-            lines.append(f"the code has changed since the checkpoint: {then} then")
-        before, after = f"{meta['lr']:.6g}", f"{lr:.6g}"
-        if before != after and meta["step"]:
-            lines.append(
-                f"the learning rate jumps at step {meta['step']} from {before} to {after}, because"
-                " the run has another length now"
-            )
-        return lines
 
 
 class Split(Protocol):
@@ -94,10 +53,10 @@ class _Group:
 
 
 class Registry:
-    """The groups of tensors that a run's checkpoints hold, and its origin."""
+    """The groups of tensors that a run's checkpoints hold, and what meta.json tells of the run."""
 
-    def __init__(self, origin: Origin, split: Split, owned: Iterable[int] = ()) -> None:
-        """`owned` are this rank's shards."""
+    def __init__(self, origin: Mapping[str, Any], split: Split, owned: Iterable[int] = ()) -> None:
+        """`origin` is what stays the same while it trains; `owned` are this rank's shards."""
         self.origin, self.split = origin, split
         self._owned = [str(shard) for shard in owned]
         self._shared: dict[str, _Group] = {}
@@ -155,7 +114,7 @@ class Registry:
         groups = {name: self._gathered(group.state()) for name, group in self._shared.items()}
         if self._by_shard:
             groups[SHARDS] = self._of_all_shards()
-        return groups, {**progress, **asdict(self.origin)}
+        return groups, {**self.origin, **progress}
 
     def check(self, saved: Mapping[str, Tensors], step: int) -> None:
         """Raises ConfigError unless every group can load a checkpoint, given without content."""

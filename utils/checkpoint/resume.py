@@ -7,20 +7,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
+from utils import revision
 from utils.checkpoint import format, reader
 from utils.checkpoint.folders import steps_in
 from utils.checkpoint.format import Stored
 from utils.checkpoint.registry import (
     EVALUATED,
-    Origin,
     Registry,
     described,
     from_description,
@@ -34,18 +35,6 @@ from utils.files import read_text
 from utils.ranks.distributed import Dist
 
 NO_PATH = ("auto", True, False)  # values of `resume` that name no checkpoint
-# what a resume must know of the run that wrote the checkpoint
-PROGRESS = (
-    "step",
-    "lr",
-    "evaluation_due",
-    "results",
-    "best",
-    "best_of",
-    "wandb_id",
-    "resumed_from",
-)
-STATED = [*PROGRESS, *(each.name for each in fields(Origin))]
 AFRESH = "add resume=false to move all that aside and begin again"
 
 
@@ -170,7 +159,7 @@ def _same(path: Path, other: Path) -> bool:
 
 def _same_run(start: Start, config: Config, where: Path) -> Start:
     """A start from a checkpoint of this very run, if it is one."""
-    if unsaid := [name for name in STATED if name not in start.meta]:
+    if unsaid := [name for name in reader.Meta.__annotations__ if name not in start.meta]:
         raise ConfigError(
             f"written by another version, without {unsaid[0]!r}",
             key="checkpoint",
@@ -228,24 +217,58 @@ def restore(
             problem = _load(start.folder, start.step, registry, dist)
         if not problem:
             if not config.eval_only:
-                for line in registry.origin.differences(start.meta, lr_after(start.step)):
+                for line in differences(registry.origin, start.meta, lr_after(start.step)):
                     say(visible(line))
             break
         start = _broadcast_start(dist, partial(_instead, start, visible(problem), config, say))
     return start
 
 
-def check_fits(start: Start, config: Config, origin: Origin, total_steps: int) -> None:
+def made_with(device: torch.device, compiled: bool) -> dict[str, Any]:
+    """Returns what this run computes with, for meta.json."""
+    return {
+        "code": revision.summary(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "compile": compiled,
+        "device": device.type,
+    }
+
+
+def differences(now: Mapping[str, Any], then: Mapping[str, Any], lr: float) -> list[str]:
+    """Returns what to tell the user when this run continues a checkpoint, at the rate `lr`: one
+    line for each difference that can change results.
+    """
+    lines = []
+    for what in ("threads", "torch", "compile", "device"):
+        if then[what] != now[what]:
+            lines.append(
+                f"{what}: {short(then[what])} when the checkpoint was written, {short(now[what])}"
+                " now; the run goes on, with other rounding"
+            )
+    if then["code"] not in ("", now["code"]):
+        code = " ".join(then["code"].split())
+        lines.append(f"the code has changed since the checkpoint: {code} then")
+    before, after = f"{then['lr']:.6g}", f"{lr:.6g}"
+    if before != after and then["step"]:
+        lines.append(
+            f"the learning rate jumps at step {then['step']} from {before} to {after}, because the"
+            " run has another length now"
+        )
+    return lines
+
+
+def check_fits(start: Start, config: Config, origin: Mapping[str, Any], total_steps: int) -> None:
     """Refuses other data, other frozen parts, and a length that ends before the checkpoint."""
     for name, then in start.meta.get("frozen", {}).items():
-        now = origin.frozen.get(name, then)
+        now = origin["frozen"].get(name, then)
         if now["sha256"] != then["sha256"]:
             raise ConfigError(
                 f"{name}={now['path']}: not what the run in {start.folder} was trained with (sha256"
                 f" {now['sha256'][:12]}, there {then['sha256'][:12]}); give the file that was"
                 f" {then['path']} then"
             )
-    if not config.eval_only and (part := _other_part(start, config, origin.data)):
+    if not config.eval_only and (part := _other_part(start, config, origin["data"])):
         raise ConfigError(
             f"data_path={short(config.data_path)}: not the data of the run in {start.folder}"
             f" ({part} differs); give that, and let it depend on neither the time nor"

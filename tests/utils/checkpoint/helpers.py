@@ -16,7 +16,7 @@ from optim.sync.base import Sync
 from utils.checkpoint import format, reader
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.format import OneByOne
-from utils.checkpoint.registry import Origin, Registry
+from utils.checkpoint.registry import Registry
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
@@ -124,11 +124,9 @@ class Held(Registry):
         **origin: Any,
     ) -> None:
         dist = dist or Dist()
-        about = {"config": {}, "data": META["data"], "frozen": {}}
-        about |= {"code": "", "threads": 1, "torch": "2"}
         split = Split(dist, rows) if splits else as_it_is(dist)
         owned = dist.owned_shards(SHARDS)
-        super().__init__(Origin(**{**about, **origin}), split, owned)
+        super().__init__(META | origin, split, owned)
         self.taken: dict[str, Any] = {}
         own = groups(value, rows)
         own["model"] = {name: split.share_of(name, each) for name, each in own["model"].items()}

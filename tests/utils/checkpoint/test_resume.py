@@ -24,7 +24,7 @@ from tests.utils.checkpoint.helpers import (
     together,
 )
 from utils.checkpoint import format, resume
-from utils.checkpoint.registry import Origin, Registry, Tensors
+from utils.checkpoint.registry import Registry, Tensors
 from utils.checkpoint.resume import Start
 from utils.command.config import with_arithmetic
 from utils.command.root import Config
@@ -278,7 +278,7 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path) -> None:
     """
 
     def evaluated(checkpoint: Path) -> tuple[int, float]:
-        saved = Registry(Origin({}, {"the dataset": "x"}, {}), as_it_is())
+        saved = Registry(META, as_it_is())
         mine: list[Tensors] = []
         saved.add("model", lambda: groups(0.0)["model"], mine.append)
         start = taken_up(run, saved, eval_only=True, checkpoint=str(checkpoint))
