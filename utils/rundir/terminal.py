@@ -18,13 +18,15 @@ def show(line: str) -> None:
 
 
 class Progress:
-    """Shows how many steps or examples are done, every ten seconds."""
+    """Shows how many steps or examples are done, every ten seconds for each thing that is counted:
+    the steps of a long prediction and the examples of its evaluation, say.
+    """
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
-        # by what is counted: time and number when progress was first told
+        # by what is counted: when progress was first told and with which number, and the last line
         self._first: dict[str, tuple[float, int]] = {}
-        self._printed = -math.inf  # the time of the last line
+        self._printed: dict[str, float] = {}
 
     def __call__(
         self,
@@ -41,14 +43,12 @@ class Progress:
         """
         now = time.monotonic()
         if not done:
-            self._first[what] = now, 0
-            if self._printed == -math.inf:  # a short evaluation needs no line
-                self._printed = now
+            self._first[what], self._printed[what] = (now, 0), now
             return
         began, first = self._first.setdefault(what, (now, done))
-        if done < total and now - self._printed < PAUSE_S:
+        if done < total and now - self._printed.get(what, -math.inf) < PAUSE_S:
             return
-        self._printed = now
+        self._printed[what] = now
         texts = [f"{100 * done / max(1, total):3.0f}%", f"{what} {done}/{total}"]
         if loss is not None:
             texts.append(f"loss {loss:.3g}")

@@ -107,7 +107,11 @@ def test_a_long_evaluation_says_every_ten_seconds_how_far_it_is(
     monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
 
     def slowly(batch: Batch) -> Prediction:
+        run.progress("thinking: step", 0, 4)
         seconds[0] += 6.0
+        run.progress("thinking: step", 2, 4)
+        seconds[0] += 6.0
+        run.progress("thinking: step", 3, 4)
         return answered(batch)
 
     run = directory.RunDirectory(tmp_path, Dist())
@@ -116,11 +120,16 @@ def test_a_long_evaluation_says_every_ten_seconds_how_far_it_is(
         evaluation.run("short", 2, examples(2), answered)
         evaluation.run("long", 8, examples(8), slowly)
         seconds[0] += 100
-    assert capsys.readouterr().out.splitlines() == [
-        " 50%  evaluating long: example 4/8  0:00:12 left",
-        " 25%  evaluating long: example 2/8  0:00:18 left",
-        " 75%  evaluating long: example 6/8  0:00:06 left",
+    each = [
+        " 75%  thinking: step 3/4  0:00:04 left",
+        " 25%  evaluating long: example 2/8  0:00:36 left",
+        " 75%  thinking: step 3/4  0:00:04 left",
+        " 50%  evaluating long: example 4/8  0:00:24 left",
+        " 75%  thinking: step 3/4  0:00:04 left",
+        " 75%  evaluating long: example 6/8  0:00:12 left",
+        " 75%  thinking: step 3/4  0:00:04 left",
     ]
+    assert capsys.readouterr().out.splitlines() == each * 2
 
 
 class Breaks(Says):
