@@ -66,7 +66,7 @@ from trial.source import try_source
 from utils import carries
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer, judging_metric
-from utils.checkpoint.registry import Registry, Tensors
+from utils.checkpoint.registry import Group, Registry, Tensors
 from utils.command import cli, config
 from utils.command.instantiate import make
 from utils.command.keys import CONF, HYDRA_ARGUMENTS
@@ -110,9 +110,7 @@ def pretrain(cfg: Config) -> float | None:
         source, fingerprints = open_source(cfg, dist, is_new)
         trainer = Trainer(cfg, dist, run, source, is_new)
         registry = trainer.register_parts(fingerprints, needed_runs)
-        start = resume.restore(
-            start, registry, cfg, dist, run.say, trainer.total_steps, trainer.lr_after
-        )
+        start = resume.restore(start, registry, cfg, run.say, trainer.total_steps, trainer.lr_after)
         trainer.try_all(is_new)
         return trainer.train_or_evaluate(start, registry)
 
@@ -216,19 +214,23 @@ class Trainer:
             "needed_runs": needed_runs,
             **resume.made_with(device, cfg.compile is True),
         }
-        registry = Registry(origin, sync, owned)
         weights, load_weights = partial(saved_tensors, objective), partial(load_tensors, objective)
-        registry.add("model", weights, load_weights, any_precision=cfg.eval_only)
+        shared = {"model": Group(weights, load_weights, any_precision=cfg.eval_only)}
         if ema is not None:
-            registry.add("ema", ema.state, ema.load, otherwise="use ema=false")
+            shared["ema"] = Group(ema.state, ema.load, otherwise="use ema=false")
         dense = self.optimizers[len(self.sparse) :]
         if not cfg.eval_only or (swapping(dense) and ema is None):
             optimizers = OptimizerState(dense, sync.parameters)
-            registry.add("optimizer", optimizers.state, optimizers.load, optimizers.expected)
-        if cfg.eval_only:
-            return registry
+            shared["optimizer"] = Group(optimizers.state, optimizers.load, optimizers.expected)
+        by_shard = {} if cfg.eval_only else self.state_of_shards(owned)
+        return Registry(origin, self.dist, owned, shared, by_shard, sync.gathered, sync.share_of)
 
-        # state that belongs to shards, so that a resume may have another number of ranks
+    def state_of_shards(self, owned: Sequence[int]) -> dict[str, Group]:
+        """Registers state that belongs to shards, so that a resume may have another number of
+        ranks.
+        """
+        cfg, objective, device = self.cfg, self.objective, self.dist.device
+
         def initial_carry(shards: Sequence[int]) -> Carry:
             return objective.initial_carry(first_batch(self.source, cfg.seed, device, shards)[0])
 
@@ -243,20 +245,21 @@ class Trainer:
             tensors = carries.flatten(initial_carry(owned[:1]))
             return {name: tensor.to("meta") for name, tensor in tensors.items()}
 
-        registry.add_by_shard(
-            "carry",
-            lambda: carries.cut(self.carries, self.shard_groups),
-            load_carries,
-            lambda there, step: shapes_of_a_shard() if there else {},
-            any_precision=True,
-        )
         meter = self.meter
         sums_of_owned, load_sums = partial(meter.state, owned), partial(meter.load, device=device)
-        registry.add_by_shard("meter", sums_of_owned, load_sums, meter.expected, any_precision=True)
+        groups = {
+            "carry": Group(
+                lambda: carries.cut(self.carries, self.shard_groups),
+                load_carries,
+                lambda there, step: shapes_of_a_shard() if there else {},
+                any_precision=True,
+            ),
+            "meter": Group(sums_of_owned, load_sums, meter.expected, any_precision=True),
+        }
         if hasattr(self.source, "cursor"):
             cursors = Cursors(self.source, lambda: self.step, owned)
-            registry.add_by_shard("cursor", cursors.state, cursors.load, cursors.expected)
-        return registry
+            groups["cursor"] = Group(cursors.state, cursors.load, cursors.expected)
+        return groups
 
     def lr_after(self, step: int) -> float:
         """Returns the rate of the last optimizer after so many steps, by this run's schedule."""

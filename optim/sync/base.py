@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.checkpoint.format import OneByOne
 from utils.errors import RunError
 from utils.ranks.distributed import Dist
-from utils.transfer import to_device, wide
+from utils.transfer import local, to_device, wide
 
 Blame = Callable[[], str]  # names what of this rank's data is not finite, if anything
 LAG = {"cuda": 1}  # steps after which a step's answers are read
@@ -237,6 +238,14 @@ class Sync:
         average, or an optimizer's state. Its name there contains the parameter's.
         """
         return whole
+
+    def gathered(self, shares: Mapping[str, Tensor]) -> OneByOne:
+        """Returns such tensors whole, one by one, from this rank's rows of each."""
+        shapes = {
+            name: torch.empty(self.whole_shape(name, share.shape), dtype=share.dtype, device="meta")
+            for name, share in shares.items()
+        }
+        return OneByOne(shapes, lambda name: self.whole(name, local(shares[name]))[0])
 
     def whole_shape(self, name: str, shape: torch.Size) -> torch.Size:
         """Returns the shape of what `whole` returns."""

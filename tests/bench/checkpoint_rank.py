@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from optim.averages import EMA
 from optim.builtin import adamw
 from optim.optimizer_state import OptimizerState
-from optim.sync.base import Sync
-from tests.utils.checkpoint.helpers import META
+from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint import resume
-from utils.checkpoint.registry import Registry
+from utils.checkpoint.registry import Group
 from utils.checkpoint.writer import Writer
 from utils.command.root import Config
 from utils.ranks import distributed
@@ -50,13 +49,13 @@ class State:
         self.weights = weights(width)
         self.optimizer = adamw([*self.weights.items()], 0.1, (0.9, 0.95), 0.1)
         self.ema = EMA(self.weights, 0.999)
-        sync = Sync()
-        sync.wrap(torch.nn.Module(), dist)
-        self.registry = Registry(META, sync)
         memory = OptimizerState([self.optimizer], self.weights)
-        self.registry.add("model", lambda: dict(self.weights), self._load)
-        self.registry.add("ema", self.ema.state, self.ema.load)
-        self.registry.add("optimizer", memory.state, memory.load, memory.expected)
+        self.registry = as_it_is(
+            dist,
+            model=Group(lambda: dict(self.weights), self._load),
+            ema=Group(self.ema.state, self.ema.load),
+            optimizer=Group(memory.state, memory.load, memory.expected),
+        )
         self.memory = memory
 
     def step(self) -> None:
@@ -157,7 +156,7 @@ def load(folder: Path, width: int, dist: Dist) -> dict[str, float]:
 
     def resumed() -> None:
         start = resume.find(config, dist, print)
-        resume.restore(start, state.registry, config, dist, print, 99, lambda step: 0.1)
+        resume.restore(start, state.registry, config, print, 99, lambda step: 0.1)
 
     return watched(resumed)
 

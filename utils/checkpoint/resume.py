@@ -200,7 +200,6 @@ def restore(
     start: Start,
     registry: Registry,
     config: Config,
-    dist: Dist,
     say: Callable[[str], None],
     total_steps: int,
     lr_after: Callable[[int], float],
@@ -210,11 +209,12 @@ def restore(
     If it is damaged or does not fit, says so and tries the one before it. `lr_after` so many steps
     is this run's rate.
     """
+    dist = registry.dist
     while start.folder is not None:
         with dist.agreed():
             check_fits(start, config, registry.origin, total_steps)
         with dist.waiting(forever=True):
-            problem = _load(start.folder, start.step, registry, dist)
+            problem = _load(start.folder, start.step, registry)
         if not problem:
             if not config.eval_only:
                 for line in differences(registry.origin, start.meta, lr_after(start.step)):
@@ -293,13 +293,13 @@ def _other_part(start: Start, config: Config, now: Mapping[str, str]) -> str:
     return next((part for part in changed if same_keys or not part.startswith(EVALUATED)), "")
 
 
-def _load(folder: Path, step: int, registry: Registry, dist: Dist) -> str:
+def _load(folder: Path, step: int, registry: Registry) -> str:
     """Loads a checkpoint, which rank 0 reads. Returns an empty string, or why no rank can use it,
     the same on all.
     """
     # rank 0 hashes the files, and tells the others what they hold
+    dist, problem = registry.dist, ""
     stored: dict[str, dict[str, Stored]] = {}
-    problem = ""
     with dist.agreed():
         if dist.is_main:
             try:
@@ -324,10 +324,10 @@ def _load(folder: Path, step: int, registry: Registry, dist: Dist) -> str:
     if problem := _first(problem, dist):
         return problem
 
-    split = registry.split
     try:
         groups = {name: (shapes[name], stored.get(name, {})) for name in registry.names}
-        registry.load({name: from_rank_0(*group, split) for name, group in groups.items()})
+        share = registry.share_of
+        registry.load({name: from_rank_0(*group, dist, share) for name, group in groups.items()})
     except format.Unreadable as error:
         problem = f"{folder.name} is damaged ({error})"
     return _first(problem, dist)

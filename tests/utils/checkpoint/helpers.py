@@ -16,7 +16,7 @@ from optim.sync.base import Sync
 from utils.checkpoint import format, reader
 from utils.checkpoint.__main__ import main
 from utils.checkpoint.format import OneByOne
-from utils.checkpoint.registry import Registry
+from utils.checkpoint.registry import Group, Registry
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
 
@@ -87,11 +87,10 @@ def held(groups: Groups) -> dict[str, OneByOne]:
     return {group: OneByOne(tensors, tensors.__getitem__) for group, tensors in groups.items()}
 
 
-def as_it_is(dist: Dist | None = None) -> Sync:
-    """Answers a registry: nothing is split."""
+def as_it_is(dist: Dist | None = None, **shared: Group) -> Registry:
+    """What a run of no shards saves, of which nothing is split."""
     sync = Sync()
-    sync.wrap(torch.nn.Module(), dist or Dist())
-    return sync
+    return Registry(META, dist or Dist(), (), shared, {}, sync.gathered, sync.share_of)
 
 
 class Split(Sync):
@@ -123,22 +122,23 @@ class Held(Registry):
         splits: bool = False,
         **origin: Any,
     ) -> None:
-        dist = dist or Dist()
-        split = Split(dist, rows) if splits else as_it_is(dist)
-        owned = dist.owned_shards(SHARDS)
-        super().__init__(META | origin, split, owned)
         self.taken: dict[str, Any] = {}
-        own = groups(value, rows)
-        own["model"] = {name: split.share_of(name, each) for name, each in own["model"].items()}
-        for name in ("model", "ema", "optimizer"):
-            self.add(name, partial(own.get, name), partial(self._take, name))  # type: ignore[arg-type]
+        dist = dist or Dist()
+        owned, own = dist.owned_shards(SHARDS), groups(value, rows)
+        sync = Split(dist, rows) if splits else Sync()
+        own["model"] = {name: sync.share_of(name, each) for name, each in own["model"].items()}
+        shared = {
+            name: Group(partial(own.__getitem__, name), partial(self._take, name))
+            for name in ("model", "ema", "optimizer")
+        }
+        by_shard = {}
         for name in ("state", "steps"):
-            states = {
-                shard: {"0": shard_state(shard, value)[f"{name}/0"]} for shard in map(int, owned)
-            }
+            states = {shard: {"0": shard_state(shard, value)[f"{name}/0"]} for shard in owned}
             shapes = {"0": shard_state(0, value)[f"{name}/0"]}
             load = partial(self._take, name)
-            self.add_by_shard(name, partial(dict, states), load, lambda *_, own=shapes: own)
+            by_shard[name] = Group(partial(dict, states), load, lambda *_, own=shapes: own)
+        split = sync.gathered, sync.share_of
+        super().__init__(META | origin, dist, owned, shared, by_shard, *split)
 
     def _take(self, name: str, tensors: Any) -> None:
         self.taken[name] = dict(tensors.items())

@@ -30,7 +30,7 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
             other = ways[(number + 1) % len(ways)]
             checkpoint = folder / f"{other}-{before}" / "checkpoints" / "step_3"
             start = Start(checkpoint, meta=reader.read_meta(checkpoint))
-            resume.restore(start, trainer.saved, trainer.cfg, dist, print, 9, trainer.lr_after)
+            resume.restore(start, trainer.saved, trainer.cfg, print, 9, trainer.lr_after)
             trainer.step = start.step
         one = Writer(place / "checkpoints", dist, print)
         one.save(trainer.step, *trainer.saved.snapshot(trainer.progress()))

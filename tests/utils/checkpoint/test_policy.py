@@ -6,10 +6,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from tests.utils.checkpoint.helpers import META, as_it_is
+from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint import writer
 from utils.checkpoint.policy import Checkpointer, improves, judging_metric
-from utils.checkpoint.registry import Registry
+from utils.checkpoint.registry import Group
 from utils.checkpoint.resume import Start
 from utils.errors import RunError
 from utils.ranks.distributed import Dist
@@ -18,8 +18,7 @@ from utils.ranks.distributed import Dist
 def test_a_best_that_could_not_be_saved_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = Registry(META, as_it_is())
-    saved.add("model", lambda: {"weight": torch.zeros(1)}, print)
+    saved = as_it_is(model=Group(lambda: {"weight": torch.zeros(1)}, print))
     run = MagicMock(directory=tmp_path, dist=Dist())
     config = MagicMock(keep=None, checkpoint_interval=None, objective_metric=None)
     full_disk = MagicMock(side_effect=OSError)
@@ -41,8 +40,7 @@ def test_a_best_that_could_not_be_saved_does_not_count(
 def test_the_last_step_is_saved_again_until_it_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    saved = Registry(META, as_it_is())
-    saved.add("model", lambda: {"weight": torch.zeros(1)}, print)
+    saved = as_it_is(model=Group(lambda: {"weight": torch.zeros(1)}, print))
     run = MagicMock(directory=tmp_path, dist=Dist())
     config = MagicMock(keep=None, checkpoint_interval=None, objective_metric=None)
     write, tries = writer.write, iter(range(9))

@@ -45,7 +45,7 @@ def restore(trainer: Stepped, checkpoint: Path) -> list[str]:
     said: list[str] = []
     start = Start(checkpoint, continues=True, meta=reader.read_meta(checkpoint))
     steps = trainer.total_steps
-    resume.restore(start, trainer.saved, trainer.cfg, Dist(), said.append, steps, trainer.lr_after)
+    resume.restore(start, trainer.saved, trainer.cfg, said.append, steps, trainer.lr_after)
     trainer.step = start.step
     return said
 

@@ -24,7 +24,7 @@ from tests.utils.checkpoint.helpers import (
     together,
 )
 from utils.checkpoint import format, resume
-from utils.checkpoint.registry import Registry, Tensors
+from utils.checkpoint.registry import Group, Registry, Tensors
 from utils.checkpoint.resume import Start
 from utils.command.config import with_arithmetic
 from utils.command.root import Config
@@ -130,7 +130,7 @@ def take_up(
 ) -> Start:
     say, mine = pytest.fail if said is None else said.append, config(directory, **changes)
     length = mine.max_steps or 0
-    return resume.restore(start, saved, mine, Dist(), say, length, lambda step: 0.1)
+    return resume.restore(start, saved, mine, say, length, lambda step: 0.1)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_any_ranks_go_on_and_see_a_flipped_bit_of_any_file(
         saved, said = Held(dist, splits=splits), list[str]()
         asked = config(tmp_path)
         start = resume.find(asked, dist, said.append)
-        start = resume.restore(start, saved, asked, dist, said.append, 99, lambda step: 0.1)
+        start = resume.restore(start, saved, asked, said.append, 99, lambda step: 0.1)
         return start.step, saved.taken, said
 
     def taken() -> list[tuple[int, dict[str, Any], list[str]]]:
@@ -189,7 +189,7 @@ def test_what_rank_0_cannot_read_any_more_is_damaged_for_all(
     def take(dist: Dist) -> tuple[int, float, list[str]]:
         saved, said, asked = Held(dist), list[str](), config(tmp_path)
         start = resume.find(asked, dist, said.append)
-        start = resume.restore(start, saved, asked, dist, said.append, 99, lambda step: 0.1)
+        start = resume.restore(start, saved, asked, said.append, 99, lambda step: 0.1)
         return start.step, saved.taken["model"]["weight"].max().item(), said
 
     everyone = on_ranks(ranks, take)
@@ -278,9 +278,8 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path) -> None:
     """
 
     def evaluated(checkpoint: Path) -> tuple[int, float]:
-        saved = Registry(META, as_it_is())
         mine: list[Tensors] = []
-        saved.add("model", lambda: groups(0.0)["model"], mine.append)
+        saved = as_it_is(model=Group(lambda: groups(0.0)["model"], mine.append))
         start = taken_up(run, saved, eval_only=True, checkpoint=str(checkpoint))
         return start.step, mine[0]["weight"].max().item()
 
