@@ -38,10 +38,11 @@ from utils.ranks.launchers import Launch
 # compared.
 TINY_TRM = words("""
     arch=trm arch.hidden_size=16 arch.num_heads=2 arch.expansion=1 arch.H_cycles=1 arch.L_cycles=2
-    arch.halt_max_steps=4 arch.puzzle_emb_len=1 arch.no_ACT_continue=false
+    arch.L_layers=1 arch.halt_max_steps=4 arch.puzzle_emb_len=1 arch.no_ACT_continue=false
     arch.halt_exploration_prob=0.3 arch.forward_dtype=float64 ema=true ema_rate=0.9
     data.embedded.size=4 data.embedded.blanks=3 data.embedded.train=64 data.embedded.test=37
-    global_batch_size=24 epochs=24 eval_interval=24 lr=1e-2 lr_warmup_steps=5 puzzle_emb_lr=1e-3
+    global_batch_size=24 epochs=24 eval_interval=24 eval_batch_size=8 lr=1e-2 lr_warmup_steps=5
+    puzzle_emb_lr=1e-3
 """)
 # noise in training and in evaluations
 NOISY = words("""

@@ -26,7 +26,7 @@ from tests.runs import (
 slow = pytest.mark.slow
 # Logged seldom, so that sums of metrics are in the checkpoint too; clipped, so that the norm of all
 # gradients counts.
-TRM = [*TINY_TRM, *EXACT, "log_interval=5", "max_steps=23", "grad_clip=0.7"]
+TRM = [*TINY_TRM, *EXACT, "log_interval=5", "max_steps=13", "grad_clip=0.7"]
 CNN = [*TINY_CNN, *EXACT, "max_steps=12"]
 GRID = words("""
     arch=grid arch.H_cycles=3 arch.L_cycles=2 arch.halt_max_steps=4 optim=muon

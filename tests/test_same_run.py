@@ -34,8 +34,12 @@ from tests.runs import (
 
 slow = pytest.mark.slow
 RUNS = {
-    "trm": [*TINY_TRM, "eval_save_outputs=[inputs,answer]"],
-    "trm, clipped": [*TINY_TRM, "grad_clip=1.0", "max_steps=30"],
+    # of boards that it soon solves, so that it halts early
+    "trm": [
+        *TINY_TRM,
+        *words("data.embedded.blanks=1 grad_clip=1.0 max_steps=30"),
+        "eval_save_outputs=[inputs,answer]",
+    ],
     # noise in each pass amplifies rounding a thousandfold every three steps from step 34 on
     "trm, noisy": [*TINY_TRM, *NOISY, "max_steps=30"],
     # AdamATan2 would not notice a gradient four times too large
@@ -64,16 +68,16 @@ OTHERWISE = [
     ("trm", 3, ""),
     pytest.param("trm", 2, "", marks=slow),
     pytest.param("trm", 4, "", marks=slow),
-    ("trm, clipped", 2, "sync=fsdp micro_batch_size=3"),
+    ("trm", 2, "sync=fsdp micro_batch_size=6"),
     ("gpt", 2, "micro_batch_size=3"),
     *(
         pytest.param(*case, marks=[slow, pytest.mark.timeout(420)])
         for case in (
-            ("trm, clipped", 2, "sync=ddp micro_batch_size=3 sync.static_graph=true"),
-            ("trm, clipped", 4, "sync=ddp"),
-            ("trm, clipped", 3, "sync=ddp micro_batch_size=3"),
-            ("trm, clipped", 1, "sync=fsdp"),
-            ("trm, clipped", 3, "sync=fsdp"),
+            ("trm", 2, "sync=ddp micro_batch_size=3 sync.static_graph=true"),
+            ("trm", 4, "sync=ddp"),
+            ("trm", 3, "sync=ddp micro_batch_size=3"),
+            ("trm", 1, "sync=fsdp"),
+            ("trm", 3, "sync=fsdp"),
             ("trm, noisy", 3, "eval_batch_size=5 micro_batch_size=6"),
             ("trm, sgd", 3, "micro_batch_size=3"),
             ("trm, ragged puzzles", 3, ""),
@@ -145,8 +149,8 @@ def test_the_tiny_run_exercises_what_it_should(trm: Result) -> None:
     little.
     """
     steps = trm.series("train/steps")
-    assert sum(value < 4 for value in steps) > 20, steps
-    assert sum(value != int(value) for value in steps) > 10, (
+    assert sum(value < 4 for value in steps) > 6, steps
+    assert sum(value != int(value) for value in steps) > 4, (
         "slots of one step halt at different times"
     )
     assert trm.series("train/q_continue_loss")
@@ -221,12 +225,12 @@ def test_eval_only_repeats_the_evaluation_on_two_ranks(trm: Result, tmp_path: Pa
     again = train(tmp_path / "run", *arguments, "sync=ddp", ranks=2)
     assert again.series("eval/accuracy") == trm.series("eval/accuracy")[-1:]
     no_length = ["epochs=null", "max_steps=null"]
-    raw = train(tmp_path / "raw", *arguments, "ema=false", *no_length)
+    puzzle = "data.puzzle=12..3.1.2.4..32."
+    raw = train(tmp_path / "raw", *arguments, "ema=false", *no_length, puzzle)
     assert raw.series("eval/lm_loss") != again.series("eval/lm_loss"), (
         "averaged and raw weights must differ"
     )
-    asked = train(tmp_path / "asked", *arguments, "data.puzzle=12..3.1.2.4..32.")
-    (answers,) = asked.directory.glob("evaluations/step_*/puzzle/answers.csv")
+    (answers,) = raw.directory.glob("evaluations/step_*/puzzle/answers.csv")
     assert "12..3.1.2.4..32." in answers.read_text()
 
 
