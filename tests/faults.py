@@ -15,7 +15,8 @@ its disk).
 RANK is a number or `all`. WHEN counts calls in this process from 0: `7`, `1-2`, or `3-` for all
 from there. A torchrun restart has no fault, unless RANK is `random`: then WHEN is a seed, and each
 of the first restarts has another fault. With FAULT_LATE in the environment the host learns about
-gradients that are not finite one step late, as it does on CUDA.
+gradients that are not finite one step late, as it does on CUDA; FAULT_WITHOUT names a package that
+is not there.
 """
 
 import ctypes
@@ -89,6 +90,8 @@ def main() -> None:
         base.LAG["cpu"] = 1
     if "FAULT_MEMORY" in os.environ:
         writer.free_bytes = lambda: 0
+    if "FAULT_WITHOUT" in os.environ:
+        sys.modules[os.environ["FAULT_WITHOUT"]] = None  # type: ignore[assignment]
     sys.argv = ["pretrain.py", *arguments]
     cli.main(pretrain.app)
 

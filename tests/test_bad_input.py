@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, Completed, assert_one_line, run_line, run_ranks
-from tests.runs import QUIET, launched, torchrun
+from tests.ranks import ROOT, Completed, assert_one_line, run_line
+from tests.runs import faulty, launched, torchrun
 
 # arguments, the key that the line must name, and the number of ranks where not one
 Row = tuple[list[str], str] | tuple[list[str], str, int]
@@ -143,19 +143,11 @@ def test_cuda_that_is_absent_is_named(tmp_path: Path) -> None:
     assert_one_line(run_line(["device=cuda"], tmp_path), "device=cuda: PyTorch")
 
 
-WITHOUT_SKLEARN = """
-import runpy, sys
-sys.modules["sklearn"] = None  # an import fails as that of a package that is not there
-sys.argv = sys.argv[1:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
-
-
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_package_that_is_missing_is_one_line(ranks: int, tmp_path: Path) -> None:
-    arguments = ["data=digits", "arch=cnn", "optim=adamw", "max_steps=2", *QUIET]
-    path = f"checkpoint_path={tmp_path}/x"
-    done = run_ranks(ranks, ["-c", WITHOUT_SKLEARN, "pretrain", *arguments, path])
+    arguments = ["data=digits", "arch=cnn", "optim=adamw", "max_steps=2"]
+    env = {"FAULT_WITHOUT": "sklearn"}
+    done = faulty(tmp_path, "raise@objective", "all", 0, *arguments, ranks=ranks, env=env)
     assert_one_line(done, f"scikit-learn is needed: {sys.executable} -m pip install scikit-le")
 
 

@@ -9,13 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import ROOT, clean_env, started
-from utils.prove.__main__ import main
+from tests.ranks import ROOT, clean_env, run_ranks, started, until
 from utils.prove.causes import CAUSES, ONLY_EVALUATION
 
 MINE = Path(__file__).parent
@@ -38,6 +36,7 @@ KEYS = [
     "arch=cnn", "data=mistaken", "optim=mistaken", "global_batch_size=16", "lr=0.1",
     "epochs=null", "eval_interval=null", "max_steps=4", "arch.forward_dtype=float32",
 ]  # fmt: skip
+FORKED = ["-m", "tests.utils.prove.forked"]
 EXPECTED = {
     "none": {},
     "set": {"again": CAUSES["again"], "two ranks": ""},
@@ -116,37 +115,33 @@ def test_a_loss_that_sees_other_rows_is_found(mistake: str, copy: Path) -> None:
     ],
 )
 def test_what_cannot_be_proved_is_one_line_and_leaves_no_folder(
-    keys: list[str],
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    keys: list[str], line: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep theirs
-    assert main(keys) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(line)
-    assert err.count("\n") == 1
+    (done,) = run_ranks(1, [*FORKED, "0", *keys], cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1
     assert not list(tmp_path.glob("runs/*"))
 
 
-@pytest.mark.parametrize(
-    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
-def test_a_proof_that_is_stopped_leaves_nothing(signum: int, tmp_path: Path) -> None:
+def test_a_proof_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    (done,) = run_ranks(1, [*FORKED, str(int(signal.SIGINT)), "experiment=digits"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
+    assert until(lambda: not processes_of(int(done.stdout.split()[0])))
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_that_is_stopped_leaves_nothing(signum: int, tmp_path: Path) -> None:
     process = proof(tmp_path, "experiment=digits")
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("runs/*/again")):  # the second run is under way
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    # the second run is under way
+    assert until(lambda: bool(list(tmp_path.glob("runs/*/again"))), 60)
     os.kill(process.pid, signum)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "\ninterrupted\n")
-    while processes_of(process.pid):  # what its runs had started ends when it sees them gone
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    # what its runs had started ends when it sees them gone
+    assert until(lambda: not processes_of(process.pid), 60)
     assert not list((tmp_path / "runs").iterdir())
 
 
