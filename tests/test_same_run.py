@@ -176,7 +176,7 @@ def test_other_tiny_runs_learn(name: str, share: float, arguments: Any, once: On
 
 @slow
 def test_the_same_command_gives_the_same_bits(trm: Result, tmp_path: Path) -> None:
-    again = train(tmp_path / "run", *TINY_TRM, "num_workers=2")
+    again = train(tmp_path / "run", *RUNS["trm"], "num_workers=2")
     for name, tensor in trm.weights().items():
         assert torch.equal(tensor, again.weights()[name]), name
 
