@@ -25,8 +25,7 @@ AT_ONCE_ON_CPU, AT_ONCE = 8, 64
 # For each puzzle, so many of the waiting boards keep their states; the others begin anew. A search
 # that ends within so many boards does not change.
 WITH_STATE = 64
-# A second look at a full board: how often cells are blanked, and the least probability of a digit
-TURNS, SOUND = 5, 0.9
+TURNS = 5  # of a second look at a full board: how often some of its cells are blank
 NEVER = -1e4  # as a logit
 JITTER = 0.2  # in training, cells are guessed whose entropy is at most so many nats above the least
 
@@ -47,8 +46,8 @@ class Rules(Keys):
     search_steps: Annotated[int, Field(ge=1, le=1000), SAME_RUN]
     """Most steps of an evaluation"""
     accept: Annotated[float, Field(gt=0, lt=1), SAME_RUN]
-    """A full board that the net judges right with a higher probability ends an evaluation's search,
-    if the net also finds each of its digits again from the others
+    """A full board ends an evaluation's search if the net judges it right, and finds each of its
+    digits again, with a higher probability
     """
 
     @property
@@ -189,10 +188,10 @@ def second_look(
     value_N: Tensor,
     threshold: float,
 ) -> Tensor:
-    """Lowers the value of full boards to what is not accepted if the net does not find all their
-    digits again: it blanks a fifth of the cells at a time, given or not, and begins from a fresh
-    state. In a wrong board, some digit does not follow from the others, which a net can tell before
-    it can judge a board as a whole.
+    """Lowers the value of full boards that would be accepted to that of their most doubtful digit:
+    a fifth of the cells at a time is blank, given or not, and the net begins from a fresh state. In
+    a wrong board, some digit does not follow from the others, which a net can tell before it can
+    judge a board as a whole.
     """
     full_N = (nodes.board > BLANK).all(-1)  # a padding row has tokens below the blank
     asked = (full_N & (value_N > threshold)).nonzero()[:, 0]
@@ -207,9 +206,9 @@ def second_look(
     afresh = replace(full, board=board_MT, state=torch.zeros_like(full.state))
     _, logits_MTD, _ = think(model, weights, inputs_PT, afresh, model.fresh_state(1))
     digit_MT1 = (full.board - BLANK - 1).long()[..., None]
-    found_MT = logits_MTD.softmax(-1).gather(-1, digit_MT1)[..., 0] > SOUND
-    sound_A = (found_MT | ~blank_MT).view(len(asked), -1).all(-1)
-    return value_N.index_put((asked[~sound_A],), value_N.new_tensor(threshold))
+    p_MT = logits_MTD.softmax(-1).gather(-1, digit_MT1)[..., 0]
+    least_A = torch.where(blank_MT, p_MT, 1.0).view(len(asked), -1).amin(-1).to(value_N.dtype)
+    return value_N.index_put((asked,), value_N[asked].minimum(least_A.logit(eps=1e-6)))
 
 
 def next_nodes(nodes: Nodes, p_NTD: Tensor, rules: Rules, guess: bool) -> Nodes:

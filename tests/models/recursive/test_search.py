@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from models.recursive import search
 from models.recursive.candidates import BLANK
-from models.recursive.search import WITH_STATE, Rules, answers_by_search
+from models.recursive.search import WITH_STATE, Rules, answers_by_search, second_look
 
 RULES: dict[str, Any] = {"think_steps": 1, "fill_above": 0.99, "try_above": 0.01, "beam": 4}
 RULES |= {"waiting": 0, "search_steps": 30, "accept": 0.95}
@@ -17,9 +17,9 @@ SOLUTION = torch.tensor([1, 2, 3, 4, 3, 4, 1, 2, 2, 1, 4, 3, 4, 3, 2, 1]) + BLAN
 
 
 @pytest.fixture(autouse=True)
-def every_digit_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """The made-up nets are never sure of a digit."""
-    monkeypatch.setattr(search, "SOUND", 0.0)
+    monkeypatch.setattr(search, "second_look", lambda *given: given[-2])
 
 
 class MadeUpNet:
@@ -149,17 +149,21 @@ class CredulousNet(MadeUpNet):
         return state, torch.where(last, right, logits), torch.full_like(value, self.value)
 
 
-def test_a_full_board_is_accepted_if_its_digits_are_found_again(
+def test_a_full_board_is_worth_as_much_as_its_most_doubtful_digit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     blanks, far = [0, 2, 5, 7, 8], {"beam": 1, "waiting": 100}
     solved, steps = solve(CredulousNet(), blanks, **far)
     assert not solved, "the value alone accepts a wrong board"
     assert float(steps[-1][1]) > 0
-    monkeypatch.setattr(search, "SOUND", 0.9)
+    monkeypatch.setattr(search, "second_look", second_look)
     solved, steps = solve(CredulousNet(), blanks, **far)
     assert solved
     assert float(steps[-1][1]) > 0
+    # a net that is sure of nothing accepts nothing: its likeliest digits have a probability of 0.4
+    _, steps = solve(MadeUpNet(), [0, 5])
+    value = steps[-1][1] + Rules(**RULES).threshold
+    assert_close(value.sigmoid(), torch.tensor([0.4]), atol=0.01, rtol=0)
 
 
 def test_more_puzzles_than_fit_at_once_are_each_searched_as_alone() -> None:
