@@ -8,16 +8,16 @@ import pytest
 
 from data.recursive.maze import generate_unique
 from data.recursive.puzzle_text import characters
-from tests.bench.results import CLAIMS, WEIGHTS
+from tests.bench.results import CLAIMS, SUDOKU, WEIGHTS
 from tests.ranks import ROOT
 from tests.runs import train
 from utils.checkpoint import tools
 
+HARD = "2.3..8....1.3.5...........95......749.....6....49....84.51...9...8.3...61..52...."
 BOARDS = {
     "demo": "41.3.5.23.4...4..63.........63....5.",
     "maze_unique": characters("maze", generate_unique(30, 101, 0, 0)[0][0]),
-    "sudoku_extreme": "2.3..8....1.3.5...........9 5......749.....6....49....8"
-    " 4.51...9...8.3...61..52....",
+    **dict.fromkeys(SUDOKU, HARD),
 }
 FOLDERS = sorted(path.parent.name for path in WEIGHTS.glob("*/meta.json"))
 
