@@ -32,7 +32,6 @@ from contract import Batch, Carry, Context, Noise, Objective, Prediction, Source
 from data.source import fingerprints_of, source_of
 from data.stream import (
     Cursors,
-    ShardStream,
     eval_batches,
     first_batch,
     naming_step,
@@ -363,14 +362,15 @@ class Trainer:
         """Takes steps; after each one logs, evaluates and saves as due."""
         cfg, length, sync, checkpointer = self.cfg, self.source.length, self.sync, self.checkpointer
         device = self.dist.device
-        pins_memory = device.type == "cuda"
-        stream = ShardStream(self.source, self.shard_groups, self.step, self.total_steps)
+        steps, pins_memory = range(self.step, self.total_steps), device.type == "cuda"
+        groups, workers = self.shard_groups, cfg.num_workers
+        loader = train_loader(self.source, groups, steps, workers, pins_memory)
         self.objective.train()
         for optimizer in swapping(self.optimizers):
             optimizer.train()
         traces = cfg.profile_steps if self.dist.is_main else None
         with (
-            closing(train_loader(stream, cfg.num_workers, pins_memory)) as loader,
+            closing(loader),
             traced(traces, self.run.directory, self.run.say) as step_is_done,
         ):
             # does what was due when the run was interrupted

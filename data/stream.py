@@ -34,21 +34,14 @@ INSTEAD = "num_workers=0 loads in the training process"
 
 
 class ShardStream(IterableDataset):
-    """The batches of one rank in steps start_step … stop_step - 1.
+    """The batches of one rank in these steps.
 
     `shard_groups` are the rank's shards, one group for each micro-batch.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        shard_groups: Sequence[Sequence[int]],
-        start_step: int,
-        stop_step: int,
-    ) -> None:
-        self._source = source
+    def __init__(self, source: Source, shard_groups: Sequence[Sequence[int]], steps: range) -> None:
+        self._source, self._steps = source, steps
         self._shard_groups = [list(shards) for shards in shard_groups]
-        self.steps = range(start_step, stop_step)
 
     def __iter__(self) -> Iterator[Batch | Exception]:
         """Yields each step's batch; worker w of W those of steps w, w + W, … after the first.
@@ -56,7 +49,7 @@ class ShardStream(IterableDataset):
         A loader takes one batch from each worker in turn, so that steps come in order.
         """
         worker = get_worker_info()
-        steps = self.steps[worker.id :: worker.num_workers] if worker else self.steps
+        steps = self._steps[worker.id :: worker.num_workers] if worker else self._steps
         return map(self._read, steps)
 
     def _read(self, step: int) -> Batch | Exception:
@@ -214,15 +207,20 @@ class Cursors:
 
 
 def train_loader(
-    stream: ShardStream, workers: int = 1, pin_memory: bool = False
+    source: Source,
+    shard_groups: Sequence[Sequence[int]],
+    steps: range,
+    workers: int = 1,
+    pin_memory: bool = False,
 ) -> Generator[tuple[int, list[Batch]], None, None]:
-    """Yields each step and its micro-batches, prefetched by `workers` processes (0: none), until
-    the last step or `close()`.
+    """Yields each step and its micro-batches, which hold these groups of shards, until the last
+    step or `close()`. `workers` processes prefetch them (0: none).
     """
+    stream = ShardStream(source, shard_groups, steps)
     # without workers, PyTorch's loader would only add its time
     batches: Any = _prefetched(stream, workers, pin_memory) if workers else iter(stream)
     try:
-        for step in stream.steps:
+        for step in steps:
             yield step, stream.cut(_next(batches))
     finally:
         if workers:

@@ -16,8 +16,6 @@ from utils.command.instantiate import make
 from utils.command.marks import Fraction
 from utils.errors import ConfigError, brief
 
-Schedule = Callable[[int], float]
-
 
 @dataclass(frozen=True)
 class WarmupDecay:
@@ -67,11 +65,11 @@ class StepDecay:
         return self.gamma ** (math.floor((step - 1) / steps_per_epoch) // self.every_epochs)
 
 
-def build_schedule(config: Mapping[str, Any] | None, length: RunLength) -> Schedule:
+def build_schedule(config: Mapping[str, Any] | None, length: RunLength) -> Callable[[int], float]:
     """Builds the configured schedule for a run of this length. Without one, the rate stays."""
     if config is None:
         return lambda step: 1.0
-    schedule: Schedule = make(config, "optim.schedule", length)
+    schedule: Callable[[int], float] = make(config, "optim.schedule", length)
     try:
         float(schedule(1))
     except TypeError as error:

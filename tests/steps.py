@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pretrain
-from data.stream import ShardStream, train_loader
+from data.stream import train_loader
 from tests.runs import QUIET, config_of
 from utils.checkpoint.registry import Registry
 from utils.ranks.distributed import Dist
@@ -28,8 +28,9 @@ def trainer_on(dist: Dist, folder: Path, *arguments: str) -> Stepped:
 
 def steps_of(trainer: pretrain.Trainer, number: int) -> Iterator[Callable[[], None]]:
     """Steps to be taken, one by one."""
-    stream = ShardStream(trainer.source, trainer.shard_groups, trainer.step, number)
-    for _, micro_batches in train_loader(stream, 0, trainer.dist.device.type == "cuda"):
+    steps, pins = range(trainer.step, number), trainer.dist.device.type == "cuda"
+    loader = train_loader(trainer.source, trainer.shard_groups, steps, 0, pins)
+    for _, micro_batches in loader:
         batches = [batch_to_device(rows, trainer.dist.device) for rows in micro_batches]
         yield lambda given=batches: trainer.train_step(given, lambda: [0.0])  # type: ignore[misc]
         trainer.step += 1

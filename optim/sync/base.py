@@ -22,7 +22,6 @@ from utils.errors import RunError
 from utils.ranks.distributed import Dist
 from utils.transfer import local, to_device, wide
 
-Blame = Callable[[], str]  # names what of this rank's data is not finite, if anything
 LAG = {"cuda": 1}  # steps after which a step's answers are read
 
 
@@ -52,7 +51,7 @@ class Sync:
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         self.dist, self._waited = dist, Stopwatch(dist.device)
         # what `read` has not read yet: a step, names of what was checked in it, the answers, blame
-        self._unread: deque[tuple[int, list[str], Callable[[], list[float]], Blame]] = deque()
+        self._unread = deque[tuple[int, list[str], Callable[[], list[float]], Callable[[], str]]]()
         self._requests: list[float] = []
 
     def forward(self, *arguments: Any) -> Any:
@@ -111,7 +110,7 @@ class Sync:
         norms: Mapping[str, Tensor],
         row_grads: list[Tensor],
         requests: Sequence[float],
-        blame: Blame = str,
+        blame: Callable[[], str] = str,
     ) -> Tensor:
         """Tells all ranks what this one knows of the step, and returns the weight of the whole
         batch. `read` has the rest.
@@ -121,7 +120,8 @@ class Sync:
             norms: what `finish` returned.
             row_grads: gradients of table rows, of this rank alone.
             requests: to all ranks; they learn the sums.
-            blame: called on all ranks if the step turns out not to be finite.
+            blame: called on all ranks if the step turns out not to be finite; names what of this
+                rank's data is not, if anything.
         """
         device = self.dist.device
         rows = [torch.as_tensor(weight, dtype=torch.float32, device=device) for weight in weights]

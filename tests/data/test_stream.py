@@ -39,13 +39,13 @@ class Failing:
 
 
 def steps_of(workers: int, start: int, stop: int, error: Exception | None = None) -> Any:
-    return train_loader(ShardStream(Failing(error), [[0]], start, stop), workers)
+    return train_loader(Failing(error), [[0]], range(start, stop), workers)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
 @pytest.mark.parametrize(("start", "stop"), [(5, 31), (4, 4)])
 def test_steps_come_in_order_and_whole_with_any_number_of_workers(source, workers, start, stop):
-    received = list(train_loader(ShardStream(source, PARTS, start, stop), workers))
+    received = list(train_loader(source, PARTS, range(start, stop), workers))
     assert [step for step, _ in received] == list(range(start, stop))
     for step, parts in received:
         for part, shards in zip(parts, PARTS, strict=True):
@@ -58,7 +58,7 @@ def test_steps_come_in_order_and_whole_with_any_number_of_workers(source, worker
 
 
 def test_a_loader_of_pytorch_reads_a_rank_s_stream_in_order(source):
-    stream = ShardStream(source, PARTS, 5, 31)
+    stream = ShardStream(source, PARTS, range(5, 31))
     assert isinstance(stream, IterableDataset)
     for alone, by_workers in zip(stream, DataLoader(stream, None, num_workers=2), strict=True):
         assert all(torch.equal(alone[name], by_workers[name]) for name in alone)
@@ -80,7 +80,7 @@ def test_an_error_in_a_worker_is_the_main_process_s_error(workers):
 
 
 def test_closing_ends_the_workers_and_ctrl_c_is_not_theirs(source):
-    steps = train_loader(ShardStream(source, PARTS, 0, 10**9), workers=2)
+    steps = train_loader(source, PARTS, range(10**9), workers=2)
     for _ in range(2):  # one from each
         next(steps)
     workers = multiprocessing.active_children()

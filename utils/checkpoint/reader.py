@@ -74,7 +74,6 @@ class Checkpoint:
     """A checkpoint whose tensors are read when they are asked for."""
 
     folder: Path
-    files: dict[str, Path]  # by group
     groups: dict[str, dict[str, Stored]]
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -222,7 +221,7 @@ def _open(
         return reading(path, lambda folder: read(_open_folder(folder, only, hashed)))
     try:
         group = next(iter(only or ["model"]))
-        return read(Checkpoint(path.parent, {group: path}, {group: format.read_header(path)}))
+        return read(Checkpoint(path.parent, {group: format.read_header(path)}))
     except Unreadable as error:
         raise ConfigError(
             str(error),
@@ -235,11 +234,10 @@ def _open(
 
 def _open_folder(folder: Path, only: Collection[str] | None, hashed: bool) -> Checkpoint:
     files = format.read_manifest(folder)
-    checkpoint = Checkpoint(folder, {}, {}, _meta(folder, files))
+    checkpoint = Checkpoint(folder, {}, _meta(folder, files))
     for name in files:
         if (match := GROUP.fullmatch(name)) and (only is None or match[1] in only):
             format.check_file(folder / name, files[name], hashed)
-            checkpoint.files[match[1]] = folder / name
             checkpoint.groups[match[1]] = format.read_header(folder / name)
     return checkpoint
 

@@ -37,7 +37,7 @@ def show(path: str) -> str:
     written += [" ".join(meta["code"].split())] if meta.get("code") else []
     lines = [
         f"{visible(str(checkpoint.folder))}: step {meta.get('step', 'unknown')},"
-        f" {len(tensors)} tensors, {total:,} bytes in {len(checkpoint.files)} files",
+        f" {len(tensors)} tensors, {total:,} bytes in {len(checkpoint.groups)} files",
         *([f"written by {', '.join(written)}"] if written else []),
         *_table({name: _row(stored) for name, stored in tensors.items()}),
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from contract import IGNORE, Arrays
 from data.recursive.puzzles import PuzzleSource
-from data.stream import ShardStream, eval_batches, train_loader
+from data.stream import eval_batches, train_loader
 from tests.data.helpers import Damage, everything, says
 from tests.data.recursive.helpers import source, write_dataset
 from utils.errors import ConfigError
@@ -92,7 +92,7 @@ def test_damaged_datasets_are_named(tmp_path: Path, name: str, split: str) -> No
 def read(path: Path) -> None:
     """Reads every row."""
     made = source(path)
-    list(train_loader(ShardStream(made, [range(2)], 0, made.length.total_steps), 0))
+    list(train_loader(made, [range(2)], range(made.length.total_steps), 0))
     list(eval_batches(made.eval_sets()["all"], 7))
 
 
