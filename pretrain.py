@@ -65,7 +65,7 @@ from trial.source import try_source
 from utils import carries
 from utils.checkpoint import folders, reader, resume
 from utils.checkpoint.policy import Checkpointer, judging_metric
-from utils.checkpoint.registry import Group, Registry, Tensors
+from utils.checkpoint.registry import Group, Registry
 from utils.command import cli, config
 from utils.command.instantiate import make
 from utils.command.keys import CONF, HYDRA_ARGUMENTS
@@ -240,7 +240,7 @@ class Trainer:
             ]
 
         @cache
-        def shapes_of_a_shard() -> Tensors:
+        def shapes_of_a_shard() -> Mapping[str, Tensor]:
             tensors = carries.flatten(initial_carry(owned[:1]))
             return {name: tensor.to("meta") for name, tensor in tensors.items()}
 

@@ -21,7 +21,6 @@ from utils.checkpoint.format import OneByOne, Stored, Unreadable
 from utils.errors import ConfigError, brief
 from utils.ranks.distributed import Dist
 
-Tensors = Mapping[str, Tensor]
 SHARDS = "shards"  # the group of all that belongs to shards: `3/carry/state`
 EVALUATED = "the evaluation set "  # and its name: a part of the data
 OTHERWISE = "use a checkpoint of this command"
@@ -37,11 +36,11 @@ class Group:
     load: Callable[[Any], object]  # restores them, from this rank's share of what `state` returned
     # called with a checkpoint's tensors and step, returns the names, shapes and types that they
     # must have; None: those of `state` now
-    expected: Callable[[Tensors, int], Tensors] | None = None
+    expected: Callable[[Mapping[str, Tensor], int], Mapping[str, Tensor]] | None = None
     any_precision: bool = False  # whether floats of other types are accepted
     otherwise: str = OTHERWISE  # tells the user what to do with a checkpoint that has no such group
 
-    def shapes(self, saved: Tensors, step: int) -> Tensors:
+    def shapes(self, saved: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
         """Returns what a checkpoint must hold, without its content."""
         return self.expected(saved, step) if self.expected else self.state()
 
@@ -56,7 +55,7 @@ class Registry:
     shared: Mapping[str, Group]  # what all ranks share: equal on all, or split by rows
     by_shard: Mapping[str, Group]  # what belongs to shards
     # how a sync splits rows over ranks
-    gathered: Callable[[Tensors], OneByOne]
+    gathered: Callable[[Mapping[str, Tensor]], OneByOne]
     share_of: Callable[[str, Tensor], Tensor]
 
     @property
@@ -73,7 +72,7 @@ class Registry:
             groups[SHARDS] = self._of_all_shards()
         return groups, {**self.origin, **progress}
 
-    def check(self, saved: Mapping[str, Tensors], step: int) -> None:
+    def check(self, saved: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         """Raises ConfigError unless every group can load a checkpoint, given without content."""
         for name in self.names:
             if name not in saved:
@@ -125,7 +124,7 @@ class Registry:
 
 
 def from_rank_0(
-    shapes: Tensors,
+    shapes: Mapping[str, Tensor],
     stored: Mapping[str, Stored],
     dist: Dist,
     share_of: Callable[[str, Tensor], Tensor],
@@ -157,7 +156,7 @@ def from_rank_0(
     return OneByOne(shapes, bring)
 
 
-def described(tensors: Tensors) -> str:
+def described(tensors: Mapping[str, Tensor]) -> str:
     """Types and shapes as text, for other ranks."""
     return json.dumps(
         {
@@ -175,7 +174,9 @@ def from_description(text: str) -> dict[str, Tensor]:
     }
 
 
-def check_alike(live: Tensors, saved: Tensors, what: str, any_precision: bool = False) -> None:
+def check_alike(
+    live: Mapping[str, Tensor], saved: Mapping[str, Tensor], what: str, any_precision: bool = False
+) -> None:
     """Raises ConfigError unless names, shapes and types are equal; with `any_precision`, types of
     floats may differ.
     """
@@ -201,7 +202,7 @@ def check_alike(live: Tensors, saved: Tensors, what: str, any_precision: bool = 
             raise ConfigError(f"{what}: it holds {key}, which this model does not have; {fix}")
 
 
-def _within(name: str, tensors: Tensors) -> dict[str, Tensor]:
+def _within(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns what lies under a name, without that name in front."""
     return {
         key.removeprefix(f"{name}/"): tensor

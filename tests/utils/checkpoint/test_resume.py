@@ -24,7 +24,7 @@ from tests.utils.checkpoint.helpers import (
     together,
 )
 from utils.checkpoint import format, resume
-from utils.checkpoint.registry import Group, Registry, Tensors
+from utils.checkpoint.registry import Group, Registry
 from utils.checkpoint.resume import Start
 from utils.command.config import with_arithmetic
 from utils.command.root import Config
@@ -278,7 +278,7 @@ def test_an_evaluation_reads_no_more_than_weights(run: Path) -> None:
     """
 
     def evaluated(checkpoint: Path) -> tuple[int, float]:
-        mine: list[Tensors] = []
+        mine: list[Any] = []
         saved = as_it_is(model=Group(lambda: groups(0.0)["model"], mine.append))
         start = taken_up(run, saved, eval_only=True, checkpoint=str(checkpoint))
         return start.step, mine[0]["weight"].max().item()
