@@ -97,13 +97,13 @@ class Registry:
         """Restores all groups from a checkpoint that `check` has accepted."""
         for name, group in self.shared.items():
             group.load(saved[name])
-        own: dict[int, dict[str, Tensor]] = {shard: {} for shard in self.owned}
+        own: dict[str, dict[str, Tensor]] = {str(shard): {} for shard in self.owned}
         for key, tensor in saved[SHARDS].items() if self.by_shard else ():
             shard, _, name = key.partition("/")
-            if int(shard) in own:
-                own[int(shard)][name] = tensor
+            if shard in own:
+                own[shard][name] = tensor
         for name, group in self.by_shard.items():
-            group.load({shard: _within(name, tensors) for shard, tensors in own.items()})
+            group.load({int(shard): _within(name, tensors) for shard, tensors in own.items()})
 
     def _of_all_shards(self) -> OneByOne:
         """The tensors of all shards, each sent to rank 0 by the rank that has it."""
