@@ -203,7 +203,7 @@ class Trainer:
     def register_parts(
         self, fingerprints: Mapping[str, str], needed_runs: Mapping[str, str]
     ) -> Registry:
-        """Registers what checkpoints hold; an evaluation needs only weights and averages."""
+        """Lists what checkpoints hold; an evaluation needs only weights and averages."""
         cfg, objective, ema, sync = self.cfg, self.objective, self.ema, self.sync
         owned, device = self.dist.owned_shards(cfg.shards), self.dist.device
         origin = {
@@ -225,9 +225,7 @@ class Trainer:
         return Registry(origin, self.dist, owned, shared, by_shard, sync.gathered, sync.share_of)
 
     def state_of_shards(self, owned: Sequence[int]) -> dict[str, Group]:
-        """Registers state that belongs to shards, so that a resume may have another number of
-        ranks.
-        """
+        """Lists state that belongs to shards, so that a resume may have another number of ranks."""
         cfg, objective, device = self.cfg, self.objective, self.dist.device
 
         def initial_carry(shards: Sequence[int]) -> Carry:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from contract import StepOut
 from utils.checkpoint.format import OneByOne
 from utils.errors import RunError
 from utils.ranks.distributed import Dist
@@ -54,7 +55,7 @@ class Sync:
         self._unread = deque[tuple[int, list[str], Callable[[], list[float]], Callable[[], str]]]()
         self._requests: list[float] = []
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: Any) -> StepOut:
         """Calls the objective in training. All else calls the objective itself."""
         return self.objective(*arguments)
 

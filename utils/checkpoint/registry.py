@@ -1,8 +1,7 @@
-"""What a run saves. Each group of tensors is registered by name; the checkpoint code knows no
-names.
+"""What a run saves: groups of tensors, of which this code knows no names.
 
-A checkpoint holds whole tensors. On its way out, rank 0 gets each whole: `Registry.snapshot`. On
-its way in, rank 0 broadcasts each, and every rank keeps its share: `from_rank_0`.
+A checkpoint holds whole tensors. On the way out, rank 0 gets each whole: `Registry.snapshot`. On
+the way in, rank 0 broadcasts each, and every rank keeps its share: `from_rank_0`.
 """
 
 from __future__ import annotations
