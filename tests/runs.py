@@ -81,7 +81,7 @@ TINY_PREFIX = words("""
     data.embedded={mebibytes:1,bpe:null} arch.latents=3 arch.wire=6 arch.deep=true
     arch.encoder={width:16,layers:1,heads:2,refiner:1,states:false} arch.loss.teacher=0.5
     arch.loss.gist=0.1 arch.forward_dtype=float64 global_batch_size=24 max_steps=23
-    eval_batch_size=8 lr=1e-2 lr_warmup_steps=5
+    eval_batch_size=34 lr=1e-2 lr_warmup_steps=5
 """)
 # another reader of the same texts, in other tokens
 TINY_PAIRS = [*TINY_GPT, *words("data.embedded.bpe=300 arch.hidden_size=24 arch.kv_heads=2")]
