@@ -63,7 +63,7 @@ TINY_SYMBOLS = words("""
 """)
 TINY_CNN = words("""
     arch=cnn data=digits optim=adadelta arch.forward_dtype=float64 global_batch_size=32 epochs=1
-    eval_interval=1 lr=1.0
+    eval_interval=1 eval_examples=64 lr=1.0
 """)
 TINY_GPT = words("""
     arch=gpt data=tokens arch.num_layers=2 arch.hidden_size=16 arch.num_heads=2 arch.kv_heads=1

@@ -136,7 +136,7 @@ def test_a_proof_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
 def test_the_command_that_is_stopped_leaves_nothing(signum: int, tmp_path: Path) -> None:
     process = proof(tmp_path, "experiment=digits")
     # the second run is under way
-    assert until(lambda: bool(list(tmp_path.glob("runs/*/again"))), 60)
+    assert until(lambda: bool(list(tmp_path.glob("runs/*/again"))), 200)
     os.kill(process.pid, signum)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "\ninterrupted\n")
