@@ -17,7 +17,8 @@ from tests.ranks import ROOT, clean_env, free_port, until
 from tests.runs import EXACT, QUIET, TINY_TRM, digest, status, train
 
 SCRIPT = str(ROOT / "launch" / "elastic.sh")
-RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=400", *QUIET]
+LENGTH = ["epochs=null", "eval_interval=null", "max_steps=700"]  # as long as hosts take to join
+RUN = [*TINY_TRM, *EXACT, *LENGTH, *QUIET]
 
 
 class Hosts:

@@ -17,7 +17,7 @@ from tests.slurm.cluster import Cluster, cluster, missing
 
 pytestmark = [pytest.mark.slurm, pytest.mark.skipif(bool(missing()), reason=missing())]
 
-RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=120", *QUIET]
+RUN = [*TINY_TRM, *EXACT, "epochs=null", "eval_interval=null", "max_steps=200", *QUIET]
 EVERYWHERE = ["-N2", "--exclusive"]
 FULL_NODES = ["-N2", "--ntasks-per-node=2"]  # as many as a node has CPUs
 

@@ -1,11 +1,10 @@
-"""A proof whose runs are forks of this process, which has imported all that they need:
-`python -m tests.utils.prove.forked SIGNAL key=value …`.
-
-It prints its number, and gets SIGNAL, unless that is 0, when its second run is under way.
+"""A proof whose runs are forks of this process, which has imported all that they need, interrupted
+when its second run is under way: `python -m tests.utils.prove.forked key=value …`.
 """
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,16 +13,14 @@ from utils.prove import runs
 from utils.prove.__main__ import main
 
 
-def interrupt(proof: int, signum: int) -> None:
+def interrupt(proof: int) -> None:
     while not list(Path("runs").glob("*/again")):
         time.sleep(0.02)
-    os.kill(proof, signum)
+    os.kill(proof, signal.SIGINT)
 
 
 if __name__ == "__main__":
-    me, signum = os.getpid(), int(sys.argv[1])
-    print(me)
+    print(me := os.getpid())
     runs.STARTED = runs.FORKED = multiprocessing.get_context("fork")
-    if signum:
-        runs.STARTED.Process(target=interrupt, args=(me, signum), daemon=True).start()
-    sys.exit(main(sys.argv[2:]))
+    runs.FORKED.Process(target=interrupt, args=(me,), daemon=True).start()
+    sys.exit(main(sys.argv[1:]))

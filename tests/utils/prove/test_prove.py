@@ -117,7 +117,7 @@ def test_a_loss_that_sees_other_rows_is_found(mistake: str, copy: Path) -> None:
 def test_what_cannot_be_proved_is_one_line_and_leaves_no_folder(
     keys: list[str], line: str, tmp_path: Path
 ) -> None:
-    (done,) = run_ranks(1, [*FORKED, "0", *keys], cwd=tmp_path)
+    (done,) = run_ranks(1, [*FORKED, *keys], cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(line)
     assert done.stderr.count("\n") == 1
@@ -125,7 +125,7 @@ def test_what_cannot_be_proved_is_one_line_and_leaves_no_folder(
 
 
 def test_a_proof_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
-    (done,) = run_ranks(1, [*FORKED, str(int(signal.SIGINT)), "experiment=digits"], cwd=tmp_path)
+    (done,) = run_ranks(1, [*FORKED, "experiment=digits"], cwd=tmp_path)
     assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
     assert until(lambda: not processes_of(int(done.stdout.split()[0])))
     assert not list((tmp_path / "runs").iterdir())
