@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
+from torch.testing import assert_close
 
 from tests.ranks import (
     ROOT,
@@ -138,9 +139,8 @@ class Result:
 
     @property
     def rows(self) -> list[dict]:
-        return [
-            json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()
-        ]
+        lines = (self.directory / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
 
     def series(self, name: str) -> list[float]:
         return [row[name] for row in self.rows if name in row]
@@ -154,11 +154,8 @@ Once = Callable[..., Result]  # the fixture of conftest.py, called as `train` wi
 
 def train(directory: Path, *arguments: str, ranks: int = 1, timeout: float = 120) -> Result:
     """A run on so many ranks, started with the plain environment variables."""
-    done = check_ended_well(
-        run_ranks(
-            ranks, ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments], timeout
-        )
-    )
+    line = ["pretrain.py", *QUIET, f"checkpoint_path={directory}", *arguments]
+    done = check_ended_well(run_ranks(ranks, line, timeout))
     assert not any(rank.stdout for rank in done[1:]), "rank 0 alone has something to say"
     return Result(directory, done[0].stdout)
 
@@ -187,14 +184,8 @@ def planted(
 
 def stopped(directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]:
     """A run that somebody stops after ten steps."""
-    done = faulty(
-        directory,
-        "SIGTERM@objective",
-        "all",
-        9 * (8 // ranks if "exact=true" in arguments else 1),
-        *arguments,
-        ranks=ranks,
-    )
+    when = 9 * (8 // ranks if "exact=true" in arguments else 1)
+    done = faulty(directory, "SIGTERM@objective", "all", when, *arguments, ranks=ranks)
     assert {rank.returncode for rank in done} == {STOPPED}, done[0].stderr
     latest = (directory / "checkpoints" / "latest").read_text()
     # a GPU hears of it one step later, and counted a step's operations by one call more
@@ -204,13 +195,9 @@ def stopped(directory: Path, *arguments: str, ranks: int = 1) -> list[Completed]
 
 def learned(result: Result) -> list[dict]:
     """All logged metrics but times and speeds."""
+    kept = ("step", "train/", "eval/")
     return [
-        {
-            name: value
-            for name, value in row.items()
-            if name == "step" or name.startswith(("train/", "eval/"))
-        }
-        for row in result.rows
+        {name: value for name, value in row.items() if name.startswith(kept)} for row in result.rows
     ]
 
 
@@ -270,29 +257,10 @@ def digest(path: Path) -> str:
 
 def assert_same_run(one: Result, other: Result, atol: float = 1e-6) -> None:
     """The same metrics at every step, the same evaluation, the same weights and averages."""
-    steps = 0
-    for a, b in zip(one.rows, other.rows, strict=True):
-        names = [name for name in a if name.startswith(("train/", "eval/"))]
-        assert names == [name for name in b if name.startswith(("train/", "eval/"))]
-        for name in names:
-            assert abs(a[name] - b[name]) <= atol, (
-                f"step {a['step']} {name}: {a[name]} and {b[name]}"
-            )
-        steps += "train/loss" in a
-    assert steps >= 20, "too short to show anything"
-    for group in ("model", "ema"):
-        if (one.directory / "checkpoints" / "latest").exists() and group in _groups(one):
-            mine, theirs = one.weights(group), other.weights(group)
-            assert mine.keys() == theirs.keys()
-            for name in mine:
-                torch.testing.assert_close(
-                    mine[name],
-                    theirs[name],
-                    rtol=0,
-                    atol=atol,
-                    msg=lambda m, where=f"{group} {name}": f"{where}: {m}",
-                )
-
-
-def _groups(result: Result) -> list[str]:
-    return sorted(reader.open_checkpoint(result.directory).groups)
+    mine, theirs = learned(one), learned(other)
+    assert [[*row] for row in mine] == [[*row] for row in theirs]
+    assert_close(mine, theirs, rtol=0, atol=atol)
+    assert sum("train/loss" in row for row in mine) >= 20, "too short to show anything"
+    if (one.directory / "checkpoints" / "latest").exists():
+        for group in {"model", "ema"} & {*reader.open_checkpoint(one.directory).groups}:
+            assert_close(one.weights(group), other.weights(group), rtol=0, atol=atol)
