@@ -25,7 +25,6 @@ AT_ONCE_ON_CPU, AT_ONCE = 8, 64
 # For each puzzle, so many of the waiting boards keep their states; the others begin anew. A search
 # that ends within so many boards does not change.
 WITH_STATE = 64
-TURNS = 5  # of a second look at a full board: how often some of its cells are blank
 NEVER = -1e4  # as a logit
 JITTER = 0.2  # in training, cells are guessed whose entropy is at most so many nats above the least
 
@@ -189,19 +188,19 @@ def second_look(
     threshold: float,
 ) -> Tensor:
     """Lowers the value of full boards that would be accepted to that of their most doubtful digit:
-    a fifth of the cells at a time is blank, given or not, and the net begins from a fresh state. In
-    a wrong board, some digit does not follow from the others, which a net can tell before it can
-    judge a board as a whole.
+    a row or a column at a time is blank, given or not, and the net begins from a fresh state. In a
+    wrong board, some digit does not follow from the other rows or columns, which a net can tell
+    before it can judge a board as a whole.
     """
     full_N = (nodes.board > BLANK).all(-1)  # a padding row has tokens below the blank
     asked = (full_N & (value_N > threshold)).nonzero()[:, 0]
     if not len(asked):
         return value_N
-    # each cell is blank in one of the turns
-    row_T, column_T = torch.ones(model.side, model.side, device=value_N.device).nonzero().unbind(1)
-    turn_T, turn_S1 = (2 * row_T + column_T) % TURNS, torch.arange(TURNS, device=row_T.device)
-    blank_MT = (turn_T == turn_S1[:, None]).repeat(len(asked), 1)
-    full = nodes.take(asked.repeat_interleave(TURNS))
+    # with only some cells of a line blank, a net trusts the others more than it should
+    cell_T, line_L1 = torch.arange(model.side**2), torch.arange(model.side)[:, None]
+    blank_ST = torch.cat((cell_T // model.side == line_L1, cell_T % model.side == line_L1))
+    blank_MT = blank_ST.to(value_N.device).repeat(len(asked), 1)
+    full = nodes.take(asked.repeat_interleave(len(blank_ST)))
     board_MT = torch.where(blank_MT, BLANK, full.board)
     afresh = replace(full, board=board_MT, state=torch.zeros_like(full.state))
     _, logits_MTD, _ = think(model, weights, inputs_PT, afresh, model.fresh_state(1))
