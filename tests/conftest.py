@@ -124,12 +124,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A separate file system that a test may fill."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here (needs root): {mounted.stderr.strip()}")
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 
 from tests.ranks import ROOT, check_ended_well, clean_env, run_line, run_ranks, words
 from tests.runs import (
@@ -47,8 +48,7 @@ def refusal(directory: Path, *arguments: str) -> str:
 
 
 def assert_same_weights(one: Result, other: Result) -> None:
-    for name, tensor in other.weights().items():
-        assert torch.equal(one.weights()[name], tensor), name
+    assert_close(one.weights(), other.weights(), rtol=0, atol=0)
 
 
 @pytest.fixture

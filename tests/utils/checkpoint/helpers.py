@@ -193,16 +193,13 @@ class Beside(Dist):
         return everyone
 
 
-def ranks_beside(ranks: int) -> list[Beside]:
-    meeting, said = threading.Barrier(ranks), dict[int, Any]()
-    sent = {rank: SimpleQueue[torch.Tensor]() for rank in range(ranks)}
-    return [Beside(rank, ranks, meeting=meeting, said=said, sent=sent) for rank in range(ranks)]
-
-
 def on_ranks(ranks: int, work: Callable[[Dist], T]) -> list[T]:
     """What this comes to on each of so many ranks."""
+    meeting, said = threading.Barrier(ranks), dict[int, Any]()
+    sent = {rank: SimpleQueue[torch.Tensor]() for rank in range(ranks)}
+    beside = [Beside(rank, ranks, meeting=meeting, said=said, sent=sent) for rank in range(ranks)]
     with ThreadPoolExecutor(ranks) as pool:
-        return [*pool.map(work, ranks_beside(ranks))]
+        return [*pool.map(work, beside)]
 
 
 def together(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.utils.checkpoint.helpers import ranks_beside
+from tests.utils.checkpoint.helpers import on_ranks
 from utils.errors import ConfigError
 from utils.ranks.alike import check_same_data
+from utils.ranks.distributed import Dist
 
 SAME = {"the dataset": "x", "the evaluation set val": "9 y"}
 
@@ -26,17 +26,15 @@ SAME = {"the dataset": "x", "the evaluation set val": "9 y"}
 def test_the_part_of_the_data_in_which_ranks_differ_is_named(
     theirs: Mapping[str, str], part: str
 ) -> None:
-    ranks = ranks_beside(3)
     seen = [SAME, theirs, SAME]
 
-    def said(rank: int) -> str:
+    def said(dist: Dist) -> str:
         try:
-            check_same_data(seen[rank], None, ranks[rank])
+            check_same_data(seen[dist.rank], None, dist)
         except ConfigError as error:
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(3) as pool:
-        (line,) = {*pool.map(said, range(3))}
+    (line,) = {*on_ranks(3, said)}
     expected = f"data_path=null: {part} of rank 1 differs from rank 0's; give every host the same"
     assert line.startswith(expected) if part else not line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -173,9 +174,5 @@ def test_ctrl_c_while_python_loads_is_one_line() -> None:
 
 
 def handles(pid: int, signum: int) -> bool:
-    caught = next(
-        line
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        if line.startswith("SigCgt:")
-    )
-    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+    (caught,) = re.findall(r"^SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return bool(int(caught, 16) >> (signum - 1) & 1)
