@@ -129,7 +129,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Context:
-    """What a step gets besides its batch and carry; it depends on nothing else."""
+    """All that may influence a step besides its batch and carry."""
 
     progress: float  # the fraction of the run's steps that are done
     noise: Noise  # random numbers of this step, for the shards of this batch

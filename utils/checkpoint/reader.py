@@ -39,7 +39,7 @@ class Groups(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class Meta(TypedDict, total=False):
-    """What meta.json holds. A run writes all of it; weights that were imported have none."""
+    """The keys of meta.json. A run writes all of them; imported weights need none."""
 
     # how far the run has come
     step: int

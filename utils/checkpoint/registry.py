@@ -1,4 +1,4 @@
-"""What a run saves: groups of tensors, of which this code knows no names.
+"""The groups of tensors that a run saves. Their names are given by the caller.
 
 A checkpoint holds whole tensors. On the way out, rank 0 gets each whole: `Registry.snapshot`. On
 the way in, rank 0 broadcasts each, and every rank keeps its share: `from_rank_0`.

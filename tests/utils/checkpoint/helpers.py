@@ -88,7 +88,7 @@ def held(groups: Groups) -> dict[str, OneByOne]:
 
 
 def as_it_is(dist: Dist | None = None, **shared: Group) -> Registry:
-    """What a run of no shards saves, of which nothing is split."""
+    """A registry without shards, whose tensors are whole on every rank."""
     sync = Sync()
     return Registry(META, dist or Dist(), (), shared, {}, sync.gathered, sync.share_of)
 
