@@ -37,7 +37,8 @@ def try_predictions(
     measured, tensors = {}, set()  # the metrics of each set, and the names of inputs and outputs
     metrics = set()
     objective.eval()
-    with torch.no_grad():
+    # compiling for a row of padding would take longer than the trial
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for key, examples in sets.items():
             batch = batch_to_device(to_tensors([examples.padding(1)]), device)
             row = TriedBatch(batch, f"the evaluation set {key}", "predict", "eval_sets")

@@ -185,3 +185,16 @@ def test_a_wrong_headline_is_named_beside_those_that_are_accepted() -> None:
         try_predictions(None, [], source, objective, torch.device("cpu"), False)
     objective.headline = "mse"
     try_predictions(None, [], source, objective, torch.device("cpu"), False)
+
+
+def test_nothing_is_compiled_for_the_trial() -> None:
+    @torch.compile(backend=lambda graph, inputs: pytest.fail("compiled"))
+    def accuracy(answers: Tensor) -> tuple[Tensor, Tensor]:
+        return answers.sum() * 0, ONE * 0
+
+    objective: Any = MagicMock(headline="accuracy", costs=())
+    objective.predict = lambda batch: Prediction({"accuracy": accuracy(batch["labels"])})
+    objective.evaluators = lambda row: []
+    sets = {"val": Examples({"labels": np.ones(3)})}
+    source = SimpleNamespace(eval_sets=lambda: sets, evaluators=lambda name: [])
+    try_predictions(None, [], source, objective, torch.device("cpu"), False)
