@@ -7,12 +7,12 @@ PY := .venv/bin/python
 
 help:
 	@echo 'make setup       create .venv from the lock file (targets that need it do so first)'
-	@echo 'make train       train a small TRM on Sudoku: the first thing to try, a minute'
+	@echo 'make train       train a small TRM on Sudoku: the first thing to try, 2 minutes'
 	@echo 'make test        the fast tests, 4 minutes on two cores'
 	@echo 'make test-all    the slow ones too, 45 minutes'
 	@echo 'make test-slurm  a private Slurm of two nodes; as root'
 	@echo 'make lint        ruff and mypy; make format fixes what ruff can'
-	@echo 'make results     evaluates the weights that are in weights/, five minutes'
+	@echo 'make results     evaluates the weights that are in weights/, 2 minutes'
 	@echo 'make bench       the tables of RESULTS.md'
 	@echo 'make gpu         tests and measurements on a GPU machine: docs/hardware.md'
 
