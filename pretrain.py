@@ -154,9 +154,8 @@ class Trainer:
 
     Every rank has its own `dist`, its own shards, and hence its own `shard_groups`, `carries` and
     sums in `meter`. It reads data and measures speed by itself, and only rank 0 writes to `run`.
-    Where `sync` or a table splits weights, a rank holds its share of `sync.parameters`,
-    `optimizers` and `ema`. All else that the training depends on is equal on all ranks at every
-    step.
+    Where `sync` splits weights, a rank holds its share of `sync.parameters`, `optimizers` and
+    `ema`. All else that the training depends on is equal on all ranks at every step.
     """
 
     checkpointer: Checkpointer  # decides when checkpoints are written
@@ -412,7 +411,7 @@ class Trainer:
         sync.zero()
 
         # All that a micro-batch begins with follows from the seed, the step and its shards, so that
-        # neither the number of ranks nor that of micro-batches changes a result.
+        # the numbers of ranks and micro-batches change nothing but the rounding of sums.
         inputs = []
         for i, (shards, batch) in enumerate(zip(self.shard_groups, micro_batches, strict=True)):
             carry = self.carries[i]
@@ -434,7 +433,8 @@ class Trainer:
                 outputs.append(sync.forward(batch, carry, replace(context, totals=totals)))
                 outputs[-1].loss.backward()
 
-        # The sums over all ranks are complete here, and not divided yet.
+        # Sums of dense gradients over all ranks are complete here, and not divided yet; the rows of
+        # tables are gathered in their optimizer's step.
         norms = sync.finish()
 
         # All ranks learn the weight of the whole batch, and whether the step is finite on every
@@ -448,7 +448,8 @@ class Trainer:
             self.skip(reason)
             return {}
 
-        # By shard, not by rank: the meter adds its rows in one order at any number of ranks.
+        # By the first shard, not by rank: with `exact`, where each micro-batch is one shard, the
+        # meter adds the same rows in one order at any number of ranks.
         for shards, out in zip(self.shard_groups, outputs, strict=True):
             self.meter.add({**out.metrics, "loss": (out.loss, out.weight)}, shards[0])
 

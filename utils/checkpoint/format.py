@@ -95,7 +95,7 @@ class Stored:
 
 class OneByOne(Mapping[str, "Tensor"]):
     """The tensors of a group, each of which is there only when it is accessed. All ranks access
-    all of them, in the order of `shapes`: to bring one may take messages between ranks.
+    all of them, in the same order: to bring one may take messages between ranks.
     """
 
     def __init__(self, shapes: Mapping[str, Tensor], bring: Callable[[str], Tensor]) -> None:

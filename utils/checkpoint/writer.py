@@ -58,7 +58,7 @@ class Writer:
         self, step: int, groups: Mapping[str, OneByOne], meta: Mapping[str, Any], best: bool = False
     ) -> None:
         """Takes a whole copy of the tensors on rank 0 and returns, once the last save is over; a
-        thread writes it. `meta` and `best` count on rank 0.
+        thread writes it, or without room for a copy this call. `meta` and `best` count on rank 0.
         """
         with self._dist.waiting(forever=True):
             self._join()
