@@ -1,8 +1,8 @@
 """All that your code implements for a run, and all that it receives from one.
 
-A line of research has a `Source` of data, a net, which is any `nn.Module`, and an `Objective`, the
-net with its loss. conf/data/YOURS.yaml and conf/arch/YOURS.yaml name them by `_target_`, beside
-their keys, a recipe conf/experiment/YOURS.yaml chooses both, and the run calls
+A line of research has a `Source` in data/, and in models/ a net, which is any `nn.Module`, and an
+`Objective`, the net with its loss. conf/data/YOURS.yaml and conf/arch/YOURS.yaml name them by
+`_target_`, beside their keys, a recipe conf/experiment/YOURS.yaml chooses both, and the run calls
 
     YourSource(run, **keys of data)          run: the `RunSettings`
     YourNet(spec, **keys of arch)            spec: the source's `Spec`
@@ -16,8 +16,9 @@ and does all else: ranks, gradients, optimizers, checkpoints, logs. In return a 
 seed, the step and the shard alone, and so do random numbers, which come from `Context.noise`
 (`Noise` and `Dropout` are in utils/noise.py).
 
-A small line needs `Source`, `Spec`, `RunLength`, `Examples`, `Objective`, `StepOut`, `Prediction`
-and `IGNORE`. data/README.md has a complete source, models/README.md a net with its yaml files.
+A small line needs `RunSettings`, `Source`, `Spec`, `RunLength`, `Examples`, `Objective`, `StepOut`,
+`Prediction` and `IGNORE`. data/README.md has a complete source, models/README.md a net with its
+yaml files.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class Objective(nn.Module):
     model: Any
     # the metric of `predict` that a run is judged by, unless objective_metric is given
     headline = "accuracy"
-    costs: frozenset[str] = frozenset()  # metrics where lower is better: name a loss here
+    costs: frozenset[str] = frozenset()  # metrics where lower is better: losses, errors
     # called by a long `predict` as `self.progress("step", 88, 400)`, shows a line every ten seconds
     progress: Callable[[str, int, int], None] = staticmethod(lambda what, done, total: None)
 
@@ -282,7 +283,7 @@ class RunSettings:
 
     seed: int = 0
     shards: int = 8
-    global_batch_size: int = 0  # 0: not given, which only data made of tokens allows
+    global_batch_size: int = 0  # 0 for null, which only data made of tokens allows
     epochs: int | None = None
     eval_interval: int | None = None  # in epochs
     max_steps: int | None = None

@@ -57,6 +57,13 @@ def copied(undisturbed: Result, tmp_path: Path) -> Path:
     return shutil.copytree(undisturbed.directory, tmp_path / "run")
 
 
+def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path) -> None:
+    tiny = [*TINY_TRM, "epochs=null", "eval_interval=null", "max_steps=2"]
+    line = "the learning rate still rises in the last step, 2 (lr_warmup_steps=9)"
+    assert line in train(tmp_path / "a", *tiny, "lr_warmup_steps=9").stdout
+    assert "still rises" not in train(tmp_path / "b", *tiny, "lr_warmup_steps=1").stdout
+
+
 def test_a_finished_run_says_so(undisturbed: Result) -> None:
     before = digest(undisturbed.directory)
     metrics = (undisturbed.directory / "metrics.jsonl").read_text()

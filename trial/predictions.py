@@ -85,5 +85,5 @@ def check_prediction(objective: Objective, prediction: Any) -> None:
         if float(count):
             raise ConfigError(
                 f"{where}: metric {name} counts {float(count):g} in a row of padding; count only"
-                f" what has a label, as padding has {IGNORE}"
+                f" what has a label: those of padding are {IGNORE}, or NaN in floats"
             )

@@ -70,7 +70,7 @@ def find(part: Any, path: str) -> Callable[..., Any]:
     pattern = rf"{package}(\.[A-Za-z]\w*){{2,}}"
     if not re.fullmatch(pattern, target, re.ASCII) or target.startswith(NOT_FOR_RUNS):
         raise ConfigError(
-            f"{where}: only things of this repository can be made, as {package}.module.Name"
+            f"{where}: must be a class or function in {package}/, as {package}.module.Name"
         )
     module, _, name = target.rpartition(".")
     file = ROOT.joinpath(*module.split(".")).with_suffix(".py")

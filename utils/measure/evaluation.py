@@ -112,6 +112,13 @@ class Evaluation:
                 return signum
             if not len(indices):
                 continue
+            size = len(next(iter(batch.values())))
+            for name, output in prediction.outputs.items():
+                if output.shape[:1] != (size,):
+                    raise ConfigError(
+                        f"predict: its output {name} has the shape {[*output.shape]} for a batch of"
+                        f" {size}; return one row for each example"
+                    )
             for evaluator in measuring:
                 evaluator.add(indices, batch, prediction)
             if self.keep:

@@ -166,6 +166,15 @@ def test_a_full_disk_costs_the_outputs_and_not_the_run(small_disk: Path) -> None
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+def test_an_output_without_a_row_for_each_example_is_one_line(tmp_path: Path) -> None:
+    def mean(batch: Batch) -> Prediction:
+        return Prediction({"accuracy": (ONE, ONE)}, {"answer": batch["inputs"].mean(0)})
+
+    line = r"^predict: its output answer has the shape \[1\] for a batch of 2; return one row for"
+    with pytest.raises(ConfigError, match=line):
+        Evaluation(Dist(), 5, folder(tmp_path)).run("a", 4, examples(4), mean)
+
+
 def test_a_set_that_lacks_what_predict_reads_is_one_line() -> None:
     source = SimpleNamespace(eval_sets=lambda: {"val": Examples({"inputs": np.zeros((3, 2))})})
     objective: Any = MagicMock(predict=lambda batch: batch["labels"])
