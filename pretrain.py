@@ -353,7 +353,7 @@ class Trainer:
         if cfg.compile is True:
             remarks.append("the net is compiled when it is first used, which may take minutes")
         last = self.total_steps
-        if not cfg.eval_only and self.lr_after(last) > self.lr_after(last - 1):
+        if not cfg.eval_only and last > 1 and self.lr_after(last) > self.lr_after(last - 1):
             warm = f"lr_warmup_steps={cfg.lr_warmup_steps}"
             remarks.append(f"the learning rate still rises in the last step, {last:,} ({warm})")
         for remark in filter(None, remarks):

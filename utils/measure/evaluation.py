@@ -110,8 +110,6 @@ class Evaluation:
             # now, because a prediction may have been cut short.
             if signum := signals.agreed_signal(self.dist.sums(signals.flags)):
                 return signum
-            if not len(indices):
-                continue
             size = len(next(iter(batch.values())))
             for name, output in prediction.outputs.items():
                 if output.shape[:1] != (size,):
@@ -119,6 +117,8 @@ class Evaluation:
                         f"predict: its output {name} has the shape {[*output.shape]} for a batch of"
                         f" {size}; return one row for each example"
                     )
+            if not len(indices):
+                continue
             for evaluator in measuring:
                 evaluator.add(indices, batch, prediction)
             if self.keep:
