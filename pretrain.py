@@ -41,6 +41,7 @@ from data.stream import (
 from models.objective import (
     flops_per_example,
     frozen_files,
+    judging_metric,
     load_tensors,
     make_objective,
     prepare,
@@ -64,7 +65,7 @@ from trial.predictions import try_predictions
 from trial.source import try_source
 from utils import carries
 from utils.checkpoint import folders, reader, resume
-from utils.checkpoint.policy import Checkpointer, judging_metric
+from utils.checkpoint.policy import Checkpointer
 from utils.checkpoint.registry import Group, Registry
 from utils.command import cli, config
 from utils.command.instantiate import make
@@ -390,7 +391,7 @@ class Trainer:
                 pauses = logs or self.evaluation_due or checkpointer.saves_after(self.step)
                 if pauses or sync.has_requests:
                     # before anything is logged or saved
-                    sync.read(cfg.on_nonfinite, newest=True)
+                    sync.check_finite(cfg.on_nonfinite, newest=True)
                 if logs:
                     self.log(clock, norms)
                     clock.restart()
@@ -433,7 +434,7 @@ class Trainer:
         # pass; the others send nothing before `finish`.
         outputs = []
         for i, (batch, carry, context) in enumerate(inputs):
-            with naming_step(context.noise, batch), sync.backward(last=i == len(inputs) - 1):
+            with naming_step(context.noise, batch), sync.micro_batch(last=i == len(inputs) - 1):
                 outputs.append(sync.forward(batch, carry, replace(context, totals=totals)))
                 outputs[-1].loss.backward()
 
@@ -448,7 +449,7 @@ class Trainer:
         row_grads = [grad for optimizer in self.sparse for grad in optimizer.local_grads()]
         blame = partial(not_finite, self.shard_groups, micro_batches)
         weight = sync.agree(self.step + 1, weights, norms, row_grads, requests(), blame)
-        if reason := sync.read(self.cfg.on_nonfinite):
+        if reason := sync.check_finite(self.cfg.on_nonfinite):
             self.skip(reason)
             return {}
 

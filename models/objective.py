@@ -151,6 +151,16 @@ def rehearse(objective: Objective, batch: Batch, ctx: Context, keep: bool = Fals
             table.take_row_grads()
 
 
+def judging_metric(objective: Objective, asked: str | None) -> str:
+    """Returns the metric that chooses the best checkpoint, as `objective_metric` takes it: with a
+    minus if lower is better. By default, it is the objective's main metric.
+    """
+    name = asked.removeprefix("-") if asked else f"eval/{objective.headline}"
+    # a user who names a cost means its smallest value, with or without the minus
+    is_cost = name.rpartition("/")[2] in objective.costs
+    return f"-{name}" if is_cost or (asked or "").startswith("-") else name
+
+
 def flops_per_example(objective: Objective, batch: Batch, ctx: Context) -> int:
     """The FLOPs of an example's forward and backward pass, given by the objective or counted."""
     if stated := getattr(objective, "flops_per_example", None):

@@ -127,4 +127,4 @@ def test_a_step_on_cuda_does_not_wait(arguments: list[str], tmp_path: Path) -> N
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert not trainer.sync.all_read
-    trainer.sync.read("raise", newest=True)
+    trainer.sync.check_finite("raise", newest=True)

@@ -9,8 +9,8 @@ import torch
 
 from contract import IGNORE, Objective, Prediction
 from data.stream import to_tensors
+from models.objective import judging_metric
 from trial.batch import TriedBatch, check_metrics
-from utils.checkpoint.policy import judging_metric
 from utils.errors import ConfigError, full_name, kind_of
 from utils.measure.evaluation import metric_key
 from utils.transfer import batch_to_device

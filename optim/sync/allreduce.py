@@ -109,7 +109,7 @@ class ExactAllReduce(AllReduce):
         self._branches, self._shards_done = [], 0
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
+    def micro_batch(self, last: bool) -> Iterator[None]:
         """A context for one shard's passes: its gradients are copied, and added up in the tree."""
         yield
         self._gather()

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from contract import StepOut
-from utils.checkpoint.format import OneByOne
 from utils.errors import RunError
 from utils.ranks.distributed import Dist
+from utils.ranks.one_by_one import OneByOne
 from utils.transfer import local, to_device, wide
 
 LAG = {"cuda": 1}  # steps after which a step's answers are read
@@ -30,8 +30,8 @@ class Sync:
     """Keeps ranks in step. This base assumes that every rank holds whole tensors; syncs that differ
     override methods.
 
-    In each step, all ranks call `zero`, `sum_statistics`, `backward` around each micro-batch,
-    `finish`, `agree`, `read` and `divide`, in this order.
+    In each step, all ranks call `zero`, `sum_statistics`, `micro_batch` around each micro-batch,
+    `finish`, `agree`, `check_finite` and `divide`, in this order.
 
     A configuration names a class or function of this package, which is called with its keys; then
     the run calls `wrap`.
@@ -51,7 +51,7 @@ class Sync:
         self.objective = objective
         self.parameters = {name: p for name, p in objective.named_parameters() if p.requires_grad}
         self.dist, self._waited = dist, Stopwatch(dist.device)
-        # what `read` has not read yet: a step, names of what was checked in it, the answers, blame
+        # what `check_finite` has not read yet: a step, what was checked in it, the answers, blame
         self._unread = deque[tuple[int, list[str], Callable[[], list[float]], Callable[[], str]]]()
         self._requests: list[float] = []
 
@@ -88,7 +88,7 @@ class Sync:
             for name, piece in zip(names, pieces, strict=True)
         }
 
-    def backward(self, last: bool) -> AbstractContextManager[None]:
+    def micro_batch(self, last: bool) -> AbstractContextManager[None]:
         """Returns a context for the forward and backward pass of one micro-batch.
 
         `last` says that it is the last one of the step.
@@ -114,7 +114,7 @@ class Sync:
         blame: Callable[[], str] = str,
     ) -> Tensor:
         """Tells all ranks what this one knows of the step, and returns the weight of the whole
-        batch. `read` has the rest.
+        batch. `check_finite` reads the rest.
 
         Args:
             weights: those of the losses of this rank's micro-batches.
@@ -138,7 +138,7 @@ class Sync:
         self._unread.append((step, names, _to_host(message), blame))
         return message[0]
 
-    def read(self, policy: str, newest: bool = False) -> str:
+    def check_finite(self, policy: str, newest: bool = False) -> str:
         """Reads whether the last steps were finite, on all ranks alike. Returns why the newest one
         must be skipped, or an empty string; with the `policy` raise, raises the error that ends the
         run instead.

@@ -49,7 +49,7 @@ class DDP(Sync):
         return with_loss(*net(loss_and_output, self.objective, *arguments))
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
+    def micro_batch(self, last: bool) -> Iterator[None]:
         """A context for the passes of a micro-batch. DDP decides in forward whether it reduces, so
         `no_sync` must contain forward too.
         """

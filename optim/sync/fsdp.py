@@ -89,7 +89,7 @@ class FSDP(Sync):
             parameter.grad = None
 
     @contextmanager
-    def backward(self, last: bool) -> Iterator[None]:
+    def micro_batch(self, last: bool) -> Iterator[None]:
         """A context for the passes of a micro-batch. Gradients are accumulated whole on each rank
         until the last one, and the outer unit stays gathered.
         """

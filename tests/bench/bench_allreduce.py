@@ -89,7 +89,7 @@ def ours(net: nn.Module, dist: Dist) -> Step:
         loss = net(tokens).square().sum()
         start = Clocks(dist)
         reducer.zero()
-        with reducer.backward(last=True):
+        with reducer.micro_batch(last=True):
             loss.backward()
         reducer.divide(one, reducer.finish().values())
         return start.passed()

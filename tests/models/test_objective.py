@@ -223,7 +223,7 @@ def test_every_net_takes_steps_in_each_precision(
         trainer = trainer_on(ALONE, tmp_path / dtype, *line)
         for step in steps_of(trainer, 2):
             step()
-        trainer.sync.read("raise", newest=True)
+        trainer.sync.check_finite("raise", newest=True)
         means = trainer.meter.read(trainer.dist)
         assert torch.isfinite(torch.tensor(means["loss"])), dtype
 
@@ -248,7 +248,7 @@ def test_every_net_trains_on_a_device_without_float64(
     with WithoutFloat64():
         for step in steps_of(trainer, 2):
             step()
-        trainer.sync.read("raise", newest=True)
+        trainer.sync.check_finite("raise", newest=True)
         assert trainer.meter.read(trainer.dist)
         trainer.objective.eval()
         for set_name, examples in trainer.source.eval_sets().items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -91,25 +91,6 @@ class Stored:
                 content = content[count:]
         if content:
             raise Unreadable(self.file, "cut short")
-
-
-class OneByOne(Mapping[str, "Tensor"]):
-    """The tensors of a group, each of which is there only when it is accessed. All ranks access
-    all of them, in the same order: to bring one may take messages between ranks.
-    """
-
-    def __init__(self, shapes: Mapping[str, Tensor], bring: Callable[[str], Tensor]) -> None:
-        """`shapes` are types and shapes, the same on all ranks; content does not matter."""
-        self.shapes, self._bring = in_file_order(shapes), bring
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._bring(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
 
 
 def in_file_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from contract import Objective
 from utils.checkpoint.reader import digest
 from utils.checkpoint.registry import Registry
 from utils.checkpoint.resume import Start
@@ -24,16 +23,6 @@ DIGEST_BYTES = 64 << 20
 EXACT_BYTES = 1 << 30  # with exact=true, where digests are compared
 FAILED_SAVES = 3  # in a row, after which the run stops
 REMEDY = "make room there"
-
-
-def judging_metric(objective: Objective, asked: str | None) -> str:
-    """Returns the metric that chooses the best checkpoint, as `objective_metric` takes it: with a
-    minus if lower is better. By default, it is the objective's main metric.
-    """
-    name = asked.removeprefix("-") if asked else f"eval/{objective.headline}"
-    # a user who names a cost means its smallest value, with or without the minus
-    is_cost = name.rpartition("/")[2] in objective.costs
-    return f"-{name}" if is_cost or (asked or "").startswith("-") else name
 
 
 def improves(metric: str, results: Mapping[str, float], best: float | None) -> bool:

@@ -29,8 +29,8 @@ ANOTHER = "use another step_* folder"
 
 
 @with_config(ConfigDict(extra="allow"))
-class Groups(TypedDict, total=False):
-    """The groups of a saved configuration."""
+class SavedConfig(TypedDict, total=False):
+    """The configuration in meta.json."""
 
     arch: dict[str, Any]
     data: dict[str, Any]
@@ -51,7 +51,7 @@ class Meta(TypedDict, total=False):
     wandb_id: str | None
     resumed_from: str  # the checkpoint that `resume` named when the run began
     # what it is
-    config: Groups
+    config: SavedConfig
     data: dict[str, str]  # texts by which each part of its data is recognised
     # parts of the net that are loaded from other files: `path` and `sha256` of each
     frozen: dict[str, dict[str, str]]
@@ -201,7 +201,8 @@ def newest_whole(
     directory: Path, say: Callable[[str], None], before: int | None = None
 ) -> Path | None:
     """The step folder of a run's highest step (`before` another one) whose files are all there, in
-    their sizes; each one that is skipped is logged.
+    their sizes; each one that is skipped is logged. First undoes a replacement that a crash cut
+    off.
     """
     put_back(directory)
     steps = [step for step in steps_in(directory) if before is None or step < before]

@@ -1,7 +1,7 @@
 """The groups of tensors that a run saves. Their names are given by the caller.
 
-A checkpoint holds whole tensors. On the way out, rank 0 gets each whole: `Registry.snapshot`. On
-the way in, rank 0 broadcasts each, and every rank keeps its share: `from_rank_0`.
+A checkpoint holds whole tensors. On the way out, rank 0 gets each whole. On the way in, rank 0
+broadcasts each, and every rank keeps its share.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from utils.checkpoint.foreign import layout_of
-from utils.checkpoint.format import OneByOne, Stored, Unreadable
+from utils.checkpoint.format import Stored, Unreadable
 from utils.errors import ConfigError, brief
 from utils.ranks.distributed import Dist
+from utils.ranks.one_by_one import OneByOne
 
 SHARDS = "shards"  # the group of all that belongs to shards: `3/carry/state`
 EVALUATED = "the evaluation set "  # and its name: a part of the data
@@ -92,8 +93,15 @@ class Registry:
                         " that wrote it"
                     )
 
-    def load(self, saved: Mapping[str, OneByOne]) -> None:
-        """Restores all groups from a checkpoint that `check` has accepted."""
+    def load(
+        self,
+        shapes: Mapping[str, Mapping[str, Tensor]],
+        stored: Mapping[str, Mapping[str, Stored]],
+    ) -> None:
+        """Restores all groups from a checkpoint that `check` has accepted. Rank 0 alone has it
+        `stored`. All raise Unreadable if rank 0 cannot read a tensor.
+        """
+        saved = {name: self._from_rank_0(shapes[name], stored.get(name, {})) for name in self.names}
         for name, group in self.shared.items():
             group.load(saved[name])
         own: dict[str, dict[str, Tensor]] = {str(shard): {} for shard in self.owned}
@@ -121,38 +129,30 @@ class Registry:
             shapes, lambda name: self.dist.to_main(owners[name], own.get(name, shapes[name]))
         )
 
+    def _from_rank_0(self, shapes: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> OneByOne:
+        """This rank's share of tensors that rank 0 reads, and broadcasts one after another."""
 
-def from_rank_0(
-    shapes: Mapping[str, Tensor],
-    stored: Mapping[str, Stored],
-    dist: Dist,
-    share_of: Callable[[str, Tensor], Tensor],
-) -> OneByOne:
-    """Returns a saved group, of which each rank gets its share. Rank 0 alone has it `stored`, and
-    broadcasts one tensor after another. All raise Unreadable if rank 0 cannot read one.
-    """
+        def bring(name: str) -> Tensor:
+            content = torch.zeros(shapes[name].nbytes + 1, dtype=torch.uint8)
+            failure = Unreadable(Path(name), "rank 0 cannot read it")
+            if self.dist.is_main:
+                try:
+                    stored[name].read_into(content[:-1].numpy().data)
+                    content[-1] = 1  # tells the other ranks that the rest is to be used
+                except Unreadable as error:
+                    failure = error
+                except OSError as error:  # a run that goes on has just deleted it
+                    failure = Unreadable(stored[name].file, brief(error))
+            message = content.to(self.dist.device)
+            self.dist.broadcast(message)
+            content = message.cpu()
+            if not content[-1]:
+                raise failure
+            whole = content[:-1].view(shapes[name].dtype).view(shapes[name].shape)
+            share = self.share_of(name, whole)
+            return share if share is whole else share.clone()  # which lets go of the other rows
 
-    def bring(name: str) -> Tensor:
-        content = torch.zeros(shapes[name].nbytes + 1, dtype=torch.uint8)
-        failure = Unreadable(Path(name), "rank 0 cannot read it")
-        if dist.is_main:
-            try:
-                stored[name].read_into(content[:-1].numpy().data)
-                content[-1] = 1  # tells the other ranks that the rest is to be used
-            except Unreadable as error:
-                failure = error
-            except OSError as error:  # a run that goes on has just deleted it
-                failure = Unreadable(stored[name].file, brief(error))
-        message = content.to(dist.device)
-        dist.broadcast(message)
-        content = message.cpu()
-        if not content[-1]:
-            raise failure
-        whole = content[:-1].view(shapes[name].dtype).view(shapes[name].shape)
-        share = share_of(name, whole)
-        return share if share is whole else share.clone()  # which lets go of the other rows
-
-    return OneByOne(shapes, bring)
+        return OneByOne(shapes, bring)
 
 
 def described(tensors: Mapping[str, Tensor]) -> str:

@@ -20,13 +20,7 @@ from utils import revision
 from utils.checkpoint import format, reader
 from utils.checkpoint.folders import steps_in
 from utils.checkpoint.format import Stored
-from utils.checkpoint.registry import (
-    EVALUATED,
-    Registry,
-    described,
-    from_description,
-    from_rank_0,
-)
+from utils.checkpoint.registry import EVALUATED, Registry, described, from_description
 from utils.command.keys import fields_of, run_values
 from utils.command.marks import MAY_CHANGE, SAME_RUN
 from utils.command.root import Config
@@ -325,9 +319,7 @@ def _load(folder: Path, step: int, registry: Registry) -> str:
         return problem
 
     try:
-        groups = {name: (shapes[name], stored.get(name, {})) for name in registry.names}
-        share = registry.share_of
-        registry.load({name: from_rank_0(*group, dist, share) for name, group in groups.items()})
+        registry.load(shapes, stored)
     except format.Unreadable as error:
         problem = f"{folder.name} is damaged ({error})"
     return _first(problem, dist)

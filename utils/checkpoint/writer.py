@@ -20,10 +20,18 @@ import torch
 from torch import Tensor
 
 from utils.checkpoint import folders
-from utils.checkpoint.format import META, SUFFIX, OneByOne, write, write_manifest, write_text
+from utils.checkpoint.format import (
+    META,
+    SUFFIX,
+    in_file_order,
+    write,
+    write_manifest,
+    write_text,
+)
 from utils.errors import brief
 from utils.memory import free_bytes
 from utils.ranks.distributed import Dist
+from utils.ranks.one_by_one import OneByOne
 
 SPARED = 0.1  # of free memory, left for everything else
 
@@ -63,12 +71,12 @@ class Writer:
         with self._dist.waiting(forever=True):
             self._join()
             started = time.perf_counter()
-            all_tensors = (tensor for group in groups.values() for tensor in group.values())
+            shapes = {name: in_file_order(group.shapes) for name, group in groups.items()}
+            all_tensors = (groups[group][name] for group in shapes for name in shapes[group])
             if self._dist.is_main:
                 text = json.dumps({**meta, "step": step, "ranks": self._dist.world_size}, indent=1)
-                shapes = {name: group.shapes for name, group in groups.items()}
-                write = partial(self._run, step, shapes, text + "\n", best)
-                self._begin(shapes, all_tensors, write)
+                run = partial(self._run, step, shapes, text + "\n", best)
+                self._begin(shapes, all_tensors, run)
             # All ranks go through all tensors, even if rank 0's disk fails, and go on when rank 0
             # does.
             for _ in all_tensors:

@@ -70,7 +70,7 @@ def reduced(
     owned = [list(dist.owned_shards(SHARDS))[part::parts] for part in range(parts)]
     for part in owned[:-1]:
         torch.stack([shard_loss(net, step, shard) for shard in part]).sum().backward()
-    with reducer.backward(last=True):
+    with reducer.micro_batch(last=True):
         torch.stack([shard_loss(net, step, shard) for shard in owned[-1]]).sum().backward()
     reducer.finish()
     reducer.divide(torch.tensor(4.0 * SHARDS))
@@ -115,7 +115,7 @@ def exact_gradients_have_the_bits_of_one_process(dist: Dist) -> None:
             reducer.zero()
             owned = place.owned_shards(SHARDS)
             for shard in owned:
-                with reducer.backward(last=shard == owned[-1]):
+                with reducer.micro_batch(last=shard == owned[-1]):
                     shard_loss(net, step, shard).backward()
             norms = reducer.finish()
             weights = [torch.tensor(0.1 * (shard + 1)) for shard in owned]
@@ -134,7 +134,7 @@ def uneven_participation(dist: Dist) -> None:
     reducer = reducer_of(nn.ParameterDict({"a": a, "b": b}), dist)
     reducer.zero()
     if dist.rank:
-        with reducer.backward(last=True):
+        with reducer.micro_batch(last=True):
             (a.sum() if dist.rank == 1 else b.sum()).backward()
     total = sum(range(dist.world_size))
     norms = reducer.finish()
@@ -164,7 +164,7 @@ def non_finite_is_named(dist: Dist) -> None:
         reducer.agree(0, [weight], reducer.finish(), [*rows], requests, lambda: data)
 
     def found() -> str:
-        return reducer.read("skip").rpartition(" in ")[2]
+        return reducer.check_finite("skip").rpartition(" in ")[2]
 
     mine = dist.rank == culprit
     ask()
@@ -172,7 +172,7 @@ def non_finite_is_named(dist: Dist) -> None:
     assert reducer.take_requests() == [dist.world_size, sum(range(dist.world_size))]
     ask(first_bias=float("nan") if mine else 1.0)
     ask()
-    assert reducer.read("skip").endswith("first seen in first.bias")
+    assert reducer.check_finite("skip").endswith("first seen in first.bias")
     assert found() == ""
     ask(gain=float("inf") if mine else 1.0)
     assert found() == "gain"

@@ -66,7 +66,7 @@ def parameters_may_be_left_out(dist: Dist) -> None:
 
 def step_of(sync: Sync, width: int = 5) -> None:
     sync.zero()
-    with sync.backward(last=True):
+    with sync.micro_batch(last=True):
         sync.forward({"x": torch.ones(width)}, None, NOTHING).loss.backward()
     sync.finish()
 

@@ -51,7 +51,7 @@ def test_a_parameter_reached_by_some_shards_only() -> None:
     for _ in range(2):
         reducer.zero()
         for shard in range(4):
-            with reducer.backward(last=shard == 3):
+            with reducer.micro_batch(last=shard == 3):
                 ((a if shard % 2 else b).sum() * (shard + 1)).backward()
         reducer.finish()
         reducer.divide(torch.tensor(4.0))
@@ -75,7 +75,7 @@ def test_a_plan_counts_the_branches_that_wait(shards: int) -> None:
     reducer.wrap(nn.ParameterDict({"weight": weight}), Dist())
     reducer._branches = branches = Branches()
     for shard in range(shards):
-        with reducer.backward(last=shard == shards - 1):
+        with reducer.micro_batch(last=shard == shards - 1):
             weight.sum().backward()
     gradients = weight.nbytes
     needs = Needs(

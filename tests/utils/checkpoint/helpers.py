@@ -15,10 +15,10 @@ import torch
 from optim.sync.base import Sync
 from utils.checkpoint import format, reader
 from utils.checkpoint.__main__ import main
-from utils.checkpoint.format import OneByOne
 from utils.checkpoint.registry import Group, Registry
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
+from utils.ranks.one_by_one import OneByOne
 
 T = TypeVar("T")
 SHARDS = 8

@@ -25,7 +25,7 @@ def main(data: str, folder: Path, before: str, *ways: str) -> None:
         if before == "none":
             for take in steps_of(trainer, 3):
                 take()
-            trainer.sync.read("raise", newest=True)
+            trainer.sync.check_finite("raise", newest=True)
         else:  # another way each time
             other = ways[(number + 1) % len(ways)]
             checkpoint = folder / f"{other}-{before}" / "checkpoints" / "step_3"

@@ -6,9 +6,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from models.objective import judging_metric
 from tests.utils.checkpoint.helpers import as_it_is
 from utils.checkpoint import writer
-from utils.checkpoint.policy import Checkpointer, improves, judging_metric
+from utils.checkpoint.policy import Checkpointer, improves
 from utils.checkpoint.registry import Group
 from utils.checkpoint.resume import Start
 from utils.errors import RunError

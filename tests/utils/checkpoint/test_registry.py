@@ -29,7 +29,7 @@ def trainer_in(folder: Path, *arguments: str) -> Stepped:
 def train(trainer: Stepped, steps: int) -> None:
     for take in steps_of(trainer, trainer.step + steps):
         take()
-    trainer.sync.read("raise", newest=True)
+    trainer.sync.check_finite("raise", newest=True)
 
 
 def save(trainer: Stepped, run: Path) -> Path:

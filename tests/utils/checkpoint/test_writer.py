@@ -25,9 +25,9 @@ from tests.utils.checkpoint.helpers import (
     value_of,
 )
 from utils.checkpoint import reader, writer
-from utils.checkpoint.format import OneByOne
 from utils.checkpoint.writer import Writer
 from utils.ranks.distributed import Dist
+from utils.ranks.one_by_one import OneByOne
 
 MODULE = "tests.utils.checkpoint.killed_writer"
 
