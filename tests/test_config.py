@@ -100,6 +100,13 @@ def test_a_net_of_ones_own_may_have_any_key(monkeypatch: pytest.MonkeyPatch) -> 
     assert [*keys.keys_of({}, "arch").model_fields] == ["capacity", "model", "run", "dist"]
 
 
+def test_a_net_that_forgets_what_it_is_given_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "find", lambda part, path: lambda width: None)
+    mine = {"_target_": "models.mine.Net", "width": 4}
+    with pytest.raises(ConfigError, match=r"^arch.width: models.mine.Net must take spec before"):
+        keys.keys_of(mine, "arch")
+
+
 def test_keys_of_a_parent_are_its_childs(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (keys, instantiate):
         monkeypatch.setattr(module, "find", lambda part, path: Heavier)

@@ -32,10 +32,15 @@ CONF = ROOT / "conf"
 # the package that defines the classes of each group
 PACKAGES = {"arch": "models", "data": "data", "optim": "optim", "sync": "optim"}
 GROUPS = tuple(PACKAGES)
-# how many parameters a run passes to what it makes at a path; all others are keys
-PASSED = {
-    **{"arch": 1, "arch.loss": 1, "data": 1, "sync": 0},
-    **{"optim.dense": 1, "optim.sparse": 3, "optim.schedule": 1},
+# what a run passes first to what it makes at a path; all other parameters are keys
+PASSED: dict[str, tuple[str, ...]] = {
+    "arch": ("spec",),
+    "arch.loss": ("model",),
+    "data": ("run",),
+    "sync": (),
+    "optim.dense": ("parameters",),
+    "optim.sparse": ("tables", "capacity", "dist"),
+    "optim.schedule": ("length",),
 }
 NOT_FOR_RUNS = "data.build."  # writes datasets
 # Hydra 1.4 warns of this argument, and 1.3 of its absence
@@ -90,7 +95,13 @@ def find(part: Any, path: str) -> Callable[..., Any]:
 
 def keys_of(part: Any, path: str) -> type[Keys]:
     """Returns the keys that the `_target_` of a part takes."""
-    return _keys_of(find(part, path), PASSED[path.partition("[")[0]])
+    target, passed = find(part, path), PASSED[path.partition("[")[0]]
+    for name in [*inspect.signature(target).parameters][: len(passed)]:
+        if name in part:
+            raise ConfigError(
+                f"{path}.{name}: {part['_target_']} must take {', '.join(passed)} before its keys"
+            )
+    return _keys_of(target, len(passed))
 
 
 class OfSignature(Keys):
