@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -186,7 +186,6 @@ def build(options: argparse.Namespace) -> str:
         for split in lines:
             puzzles[split] = by_puzzle(lines[split], names, named, apart=bool(options.gym))
 
-        # every image of a named puzzle is a puzzle with its own id
         turns, num_aug = len(SYMMETRIES) if options.augment else 1, options.num_aug
         copies = turns * (1 + num_aug)
         ids = {BLANK: 0}
@@ -220,12 +219,7 @@ def build(options: argparse.Namespace) -> str:
             ]
             splits[split] = make_split(split, metadata, part, ids, rows)
             turns, num_aug = 1, 0  # only training puzzles have images, and come first
-        images = [
-            f"{name}|||{image}" if image else name
-            for name in (ids if named else ())
-            for image in range(copies)
-        ]
-        write_puzzles(folder, splits, [BLANK, *images])
+        write_puzzles(folder, splits, [BLANK, *image_names(ids if named else (), copies)])
         (folder / GRIDS).write_text(json.dumps(asdict(task)))
     # what was made, and which test puzzles are also in the training set
     kept = {split: {*map(str, part.values())} for split, part in lines.items()}
@@ -236,6 +230,13 @@ def build(options: argparse.Namespace) -> str:
     if options.gym:
         size += f" ({' '.join(about.symbols)})"
     return f"{options.output_dir}: {trained}{evaluated}, {size}{leaks(kept)}"
+
+
+def image_names(names: Iterable[str], copies: int) -> Iterator[str]:
+    """Yields the names of all images of puzzles, each of which is a puzzle with its own id."""
+    for name in names:
+        yield name
+        yield from (f"{name}|||{copy}" for copy in range(1, copies))
 
 
 def parser() -> argparse.ArgumentParser:

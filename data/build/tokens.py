@@ -205,29 +205,37 @@ def build(options: argparse.Namespace) -> str:
                 f"{where}: no text is left for training; give more, or a smaller --val-share than"
                 f" {options.val_share}; 0 holds out none"
             )
-        description = {
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer": tokenizer.name,
-            "begin_token": tokenizer.begin,
-            "files": files["train"] | files["val"],
-            "token_bytes": list(tokenizer.token_bytes) if exact else [],
-        }
-        (folder / "dataset.json").write_text(json.dumps(description) + "\n")
+        _describe(folder, tokenizer, files["train"] | files["val"], exact)
         if options.gym:
             places = {"val": [place for place, _ in drawn["val"]]}
             (folder / gym.FILE).write_bytes(gym.ABOUT.dump_json(gym.About(settings, places, [])))
-        if isinstance(tokenizer, FromFile):
-            (folder / "tokenizer.json").write_bytes(tokenizer.content)
     # what was made, and what a user might not expect of it
     train, val = (sum(files[split].values()) for split in SPLITS)
-    note = "" if exact else "; this tokenizer changes the text, so there will be no bits per byte"
-    if share > options.val_share:
-        note += f"; of so few documents, one is held out instead of --val-share {options.val_share}"
-    return (
+    summary = (
         f"{options.output_dir}: {train:,} tokens for training, {val:,} held out,"
         f" {text_bytes / (train + val):.3f} bytes per token, vocabulary {tokenizer.vocab_size:,}"
-        f"{note}"
     )
+    if not exact:
+        summary += "; this tokenizer changes the text, so there will be no bits per byte"
+    if share > options.val_share:
+        summary += (
+            f"; of so few documents, one is held out instead of --val-share {options.val_share}"
+        )
+    return summary
+
+
+def _describe(folder: Path, tokenizer: Tokenizer, files: dict[str, int], exact: bool) -> None:
+    """Writes what a run needs to know of the files; `exact`: their text comes back byte by byte."""
+    description = {
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.name,
+        "begin_token": tokenizer.begin,
+        "files": files,
+        "token_bytes": list(tokenizer.token_bytes) if exact else [],
+    }
+    (folder / "dataset.json").write_text(json.dumps(description) + "\n")
+    if isinstance(tokenizer, FromFile):
+        (folder / "tokenizer.json").write_bytes(tokenizer.content)
 
 
 def asked(generator: Any, entry: gym.Entry) -> tuple[str, str] | None:

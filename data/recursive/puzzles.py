@@ -76,40 +76,10 @@ class PuzzleSource(Source):
     """Training batches and evaluation sets of one or several puzzle datasets."""
 
     def __init__(self, run: RunSettings, keys: PuzzleKeys) -> None:
-        for name in keys.evaluators or ():
-            if name not in ARC:
-                raise ConfigError(
-                    f"evaluators=[{short(name)}]: unknown; use evaluators=[arc] or evaluators=[]"
-                )
-        if keys.puzzle is not None and not run.eval_only:
-            raise ConfigError(
-                f"{KEY}={short(keys.puzzle)}: a trained model answers it; add eval_only=true"
-                " and checkpoint="
-            )
-        # open the data, and refuse keys that mean nothing for its kind
-        like = None
-        if keys.puzzle is not None and run.data_path and not os.path.exists(run.data_path):
-            like = split_like(keys.puzzle)
-        train, test = (
-            ([Member(like, "all")], [])
-            if like
-            else open_datasets(
-                run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
-            )
-        )
+        train, test = _opened(run, keys)
         first = train[0].split.metadata
         self._run, self._revealed = run, keys.revealed
         self._whole_paths_from = keys.whole_paths_from
-        if keys.revealed and {*map(kind_of_set, train)} != {"sudoku"}:
-            raise ConfigError(
-                f"data.revealed={keys.revealed}: only Sudoku boards have blanks to fill in; give"
-                " data_path=<built boards>, or 0"
-            )
-        if keys.whole_paths_from is not None and {*map(kind_of_set, train)} != {"maze"}:
-            raise ConfigError(
-                f"data.whole_paths_from={keys.whole_paths_from}: only mazes have paths; give"
-                " data_path=<built mazes>, or null"
-            )
 
         # what training visits: a puzzle of each group, in steps of whole puzzles
         self._pool = Pool(train)
@@ -233,6 +203,42 @@ def pack(
     last = first[-1] + rng.choice(size[-1], batch - packed, replace=False)
     rows = np.concatenate([(first[owner] + within)[shuffled], last])
     return rows, np.concatenate([owner, np.full(batch - packed, len(whole))])
+
+
+def _opened(run: RunSettings, keys: PuzzleKeys) -> tuple[list[Member], list[Member]]:
+    """Opens the data to train on and to evaluate; refuses keys that mean nothing for its kind."""
+    for name in keys.evaluators or ():
+        if name not in ARC:
+            raise ConfigError(
+                f"evaluators=[{short(name)}]: unknown; use evaluators=[arc] or evaluators=[]"
+            )
+    if keys.puzzle is not None and not run.eval_only:
+        raise ConfigError(
+            f"{KEY}={short(keys.puzzle)}: a trained model answers it; add eval_only=true"
+            " and checkpoint="
+        )
+    like = None
+    if keys.puzzle is not None and run.data_path and not os.path.exists(run.data_path):
+        like = split_like(keys.puzzle)
+    train, test = (
+        ([Member(like, "all")], [])
+        if like
+        else open_datasets(
+            run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
+        )
+    )
+    kinds = {*map(kind_of_set, train)}
+    if keys.revealed and kinds != {"sudoku"}:
+        raise ConfigError(
+            f"data.revealed={keys.revealed}: only Sudoku boards have blanks to fill in; give"
+            " data_path=<built boards>, or 0"
+        )
+    if keys.whole_paths_from is not None and kinds != {"maze"}:
+        raise ConfigError(
+            f"data.whole_paths_from={keys.whole_paths_from}: only mazes have paths; give"
+            " data_path=<built mazes>, or null"
+        )
+    return train, test
 
 
 def _arc_pairs(member: Member, evaluators: Sequence[object] | None) -> ArcPairs | None:

@@ -88,7 +88,6 @@ class Shares:
             f" {' or '.join(sizes)}. The last columns say by how much latents keep more, with the"
             f" 95 % interval of it.{worthless}"
         )
-        # the same table for the page and, in characters, for the log
         columns = [
             "reader",
             "in place of the passage",
@@ -99,15 +98,20 @@ class Shares:
             "±",
         ]
         data = {"columns": columns, "rows": table, "percent": [2, 4, 5, 6]}
-        text = [f"{'reader, in place of the passage':56} right     nats  share  latents better by"]
-        for number, what, right, nats, *shares in table:
-            share, better, within = ("–" if each is None else f"{each:.1%}" for each in shares)
-            text.append(
-                f"{number} {what:54} {right:5.1%} {nats:8.2f} {share:>6}  {better:>6} ± {within}"
-            )
-        text += [worthless.strip()] if worthless else []
         files = scene("shares", "table", "Worth of a passage", about, **data)
-        return Report(metrics, files, "\n".join(text))
+        text = _in_characters(table) + (f"\n{worthless.strip()}" if worthless else "")
+        return Report(metrics, files, text)
+
+
+def _in_characters(table: list[list[Any]]) -> str:
+    """Returns the table for the log."""
+    lines = [f"{'reader, in place of the passage':56} right     nats  share  latents better by"]
+    for number, what, right, nats, *shares in table:
+        share, better, within = ("–" if each is None else f"{each:.1%}" for each in shares)
+        lines.append(
+            f"{number} {what:54} {right:5.1%} {nats:8.2f} {share:>6}  {better:>6} ± {within}"
+        )
+    return "\n".join(lines)
 
 
 def _mean(values: Tensor) -> tuple[float, float]:

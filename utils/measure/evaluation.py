@@ -110,13 +110,7 @@ class Evaluation:
             # now, because a prediction may have been cut short.
             if signum := signals.agreed_signal(self.dist.sums(signals.flags)):
                 return signum
-            size = len(next(iter(batch.values())))
-            for name, output in prediction.outputs.items():
-                if output.shape[:1] != (size,):
-                    raise ConfigError(
-                        f"predict: its output {name} has the shape {[*output.shape]} for a batch of"
-                        f" {size}; return one row for each example"
-                    )
+            check_rows(prediction, len(next(iter(batch.values()))))
             if not len(indices):
                 continue
             for evaluator in measuring:
@@ -284,3 +278,13 @@ def _merge(groups: Iterable[Mapping[str, T]]) -> dict[str, T]:
         )
         merged |= named
     return merged
+
+
+def check_rows(prediction: Prediction, size: int) -> None:
+    """Raises ConfigError unless every output has a row for each example of a batch."""
+    for name, output in prediction.outputs.items():
+        if output.shape[:1] != (size,):
+            raise ConfigError(
+                f"predict: its output {name} has the shape {[*output.shape]} for a batch of {size};"
+                " return one row for each example"
+            )
