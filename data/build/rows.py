@@ -58,6 +58,8 @@ def convert(options: argparse.Namespace, parse: Parse) -> dict[str, Boards]:
         for name in ("train", "validation") if split == "train" else ("test",):
             if name in listed:
                 boards[name] = find(rows[0], given, listed[name])
+            elif name == "test":  # a list of training boards alone leaves the test whole
+                boards[name] = given
     # one net answers both splits, so boards have one size
     cells, test_cells = (boards[split][0].shape[1] for split in SPLITS)
     if cells != test_cells:

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -240,6 +242,12 @@ def test_a_dataset_says_which_boards_it_has_and_is_built_again_from_others(
     write_csv(tmp_path / "more", more)
     listed = ("--input-dir", tmp_path / "more", "--boards", one / "boards.json")
     assert files(one) == files(built(tmp_path / "two", "sudoku", *listed, "--num-aug", 2))
+
+    without_test = json.loads((one / "boards.json").read_text())
+    del without_test["test"]
+    (tmp_path / "list.json").write_text(json.dumps(without_test))
+    whole = built(tmp_path / "whole", "sudoku", *listed[:2], "--boards", tmp_path / "list.json")
+    assert len(np.load(whole / "test" / "all__inputs.npy")) == len(csv_boards["test"][0])
 
     write_csv(tmp_path / "few", {name: tuple(p[3:] for p in part) for name, part in more.items()})
     arguments = ["--input-dir", tmp_path / "few", *listed[2:], "--output-dir", tmp_path / "three"]
