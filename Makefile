@@ -12,7 +12,7 @@ help:
 	@echo 'make test-all    the slow ones too, 45 minutes'
 	@echo 'make test-slurm  a private Slurm of two nodes; as root'
 	@echo 'make lint        ruff and mypy; make format fixes what ruff can'
-	@echo 'make results     evaluates the weights that are in weights/, 2 minutes'
+	@echo 'make results     evaluates the weights that are in weights/, 3 minutes'
 	@echo 'make bench       the tables of RESULTS.md'
 	@echo 'make gpu         tests and measurements on a GPU machine: docs/hardware.md'
 

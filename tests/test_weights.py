@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data.recursive.maze import generate_unique
+from data.recursive.maze import generate, generate_unique
 from data.recursive.puzzle_text import characters
 from tests.bench.results import CLAIMS, SUDOKU, WEIGHTS
 from tests.ranks import ROOT
@@ -16,6 +16,7 @@ from utils.checkpoint import tools
 HARD = "2.3..8....1.3.5...........95......749.....6....49....84.51...9...8.3...61..52...."
 BOARDS = {
     "demo": "41.3.5.23.4...4..63.........63....5.",
+    "maze_hard": characters("maze", generate(30, 110, 0, 0)[0][0]),
     "maze_unique": characters("maze", generate_unique(30, 101, 0, 0)[0][0]),
     **dict.fromkeys(SUDOKU, HARD),
 }

@@ -45,6 +45,14 @@ CLAIMS = [
         "maze --size 30 --unique --train 8 --test 200 --seed 1",
         "data.eval_split=test",
     ),
+    Claim(
+        "maze_hard",
+        200,
+        189,
+        "new mazes",
+        "maze --size 30 --train 8 --test 200 --seed 1",
+        "data.eval_split=test",
+    ),
     *(
         Claim(
             name,
