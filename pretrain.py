@@ -43,6 +43,7 @@ from models.objective import (
     frozen_files,
     judging_metric,
     load_tensors,
+    lower_is_better,
     make_objective,
     prepare,
     saved_tensors,
@@ -92,7 +93,7 @@ def app(raw: DictConfig) -> float | None:
 
 
 def pretrain(cfg: Config) -> float | None:
-    """Trains or evaluates one run. Returns the objective metric on every rank, for sweepers."""
+    """Trains or evaluates one run. Returns a value for sweepers, the same on every rank."""
     dist = distributed.start(cfg.device, cfg.backend, cfg.timeout_s)
     signals.defer()  # a request to stop waits for the end of a step, where all ranks save
     cfg = config.publish(cfg, dist)
@@ -287,13 +288,14 @@ class Trainer:
         try_predictions(asked, outputs, source, objective, device, not is_tried)
 
     def train_or_evaluate(self, start: resume.Start, registry: Registry) -> float | None:
-        """Does what is left of the run, which may be nothing. Returns the metric that judges it."""
+        """Does what is left of the run, which may be nothing. Returns the metric that judges it, or
+        its negative, so that lower is better.
+        """
         cfg, run = self.cfg, self.run
         self.step, self.evaluation_due = start.step, start.meta.get("evaluation_due", False)
         self.results = start.meta.get("results", {})
         # of evaluations; decides which checkpoint is the best
         metric = judging_metric(self.objective, cfg.objective_metric)
-        name = metric.removeprefix("-")
         if start.is_finished(self.total_steps):
             if self.dist.is_main:
                 confirm_finished(run.directory, self.step, run.say)
@@ -302,7 +304,7 @@ class Trainer:
                 f"{cfg.run_name} is finished, {self.step:,} steps: {run.directory}; resume=false"
                 " would begin again"
             )
-            return self.results.get(name)
+            return lower_is_better(metric, self.results)
         self.open_directory(start, metric)
         if cfg.eval_only:
             if stop := self.evaluate():
@@ -313,7 +315,7 @@ class Trainer:
             with self.checkpointer, cli.reporting():
                 self.train()
         run.finish(self.step)
-        return self.results.get(name)
+        return lower_is_better(metric, self.results)
 
     def open_directory(self, start: resume.Start, metric: str) -> None:
         """Opens the run's directory and log.
@@ -526,7 +528,8 @@ class Trainer:
         return evaluated
 
     def evaluate(self) -> int:
-        """Evaluates every example of every set exactly once, split over the ranks.
+        """Evaluates every example of every set, or the first `eval_examples`, exactly once, split
+        over the ranks.
 
         Returns the signal that cut it short, or 0.
         """

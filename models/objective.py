@@ -161,6 +161,12 @@ def judging_metric(objective: Objective, asked: str | None) -> str:
     return f"-{name}" if is_cost or (asked or "").startswith("-") else name
 
 
+def lower_is_better(metric: str, results: Mapping[str, float]) -> float | None:
+    """Returns a result for sweepers, or its negative; `metric` is that of `judging_metric`."""
+    value = results.get(metric.removeprefix("-"))
+    return value if value is None or metric.startswith("-") else -value
+
+
 def flops_per_example(objective: Objective, batch: Batch, ctx: Context) -> int:
     """The FLOPs of an example's forward and backward pass, given by the objective or counted."""
     if stated := getattr(objective, "flops_per_example", None):

@@ -66,7 +66,7 @@ def _run(key: str, path: str, spec: Spec, forward_dtype: str) -> Found:
     # the run's configuration says which net the weights belong to
     arch = reader.config_in(path).get("arch", {})
     checkpoint = reader.open_checkpoint(path, ["model", "ema"], hashed=True)
-    folder, files = checkpoint.folder, sorted({each.file for each in checkpoint.tensors.values()})
+    folder, files = checkpoint.path, sorted({each.file for each in checkpoint.tensors.values()})
     net = _net(key, arch, path, spec, forward_dtype)
     return net, folder, files, partial(_weights_of_run, forward_dtype == "float64")
 

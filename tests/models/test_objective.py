@@ -19,7 +19,7 @@ from contract import Context, Noise, Spec
 from data.source import settings_of
 from data.stream import first_batch, to_tensors
 from models.layers import RotaryEmbedding
-from models.objective import flops_per_example, rehearse, trained
+from models.objective import flops_per_example, lower_is_better, rehearse, trained
 from optim.groups import build_dense
 from optim.optimizer_state import VALUES, OptimizerState
 from tests.data.digits.test_images import write_idx
@@ -257,3 +257,9 @@ def test_every_net_trains_on_a_device_without_float64(
             batch = to_tensors([examples.read(np.arange(1))])
             with torch.no_grad():
                 trainer.objective.predict(batch)
+
+
+def test_a_sweeper_gets_less_for_what_is_better() -> None:
+    results = {"eval/accuracy": 0.75, "eval/kl": 0.5}
+    asked = "eval/accuracy", "-eval/kl", "eval/unknown"
+    assert [lower_is_better(metric, results) for metric in asked] == [-0.75, 0.5, None]

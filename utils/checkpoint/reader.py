@@ -73,7 +73,7 @@ META_KIND = TypeAdapter[Any](Meta)
 class Checkpoint:
     """A checkpoint whose tensors are read when they are asked for."""
 
-    folder: Path
+    path: Path  # of its step folder, or of a file of weights
     groups: dict[str, dict[str, Stored]]
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -222,7 +222,7 @@ def _open(
         return reading(path, lambda folder: read(_open_folder(folder, only, hashed)))
     try:
         group = next(iter(only or ["model"]))
-        return read(Checkpoint(path.parent, {group: format.read_header(path)}))
+        return read(Checkpoint(path, {group: format.read_header(path)}))
     except Unreadable as error:
         raise ConfigError(
             str(error),

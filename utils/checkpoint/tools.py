@@ -36,7 +36,7 @@ def show(path: str) -> str:
     written += [f"PyTorch {meta['torch']}"] if "torch" in meta else []
     written += [" ".join(meta["code"].split())] if meta.get("code") else []
     lines = [
-        f"{visible(str(checkpoint.folder))}: step {meta.get('step', 'unknown')},"
+        f"{visible(str(checkpoint.path))}: step {meta.get('step', 'unknown')},"
         f" {len(tensors)} tensors, {total:,} bytes in {len(checkpoint.groups)} files",
         *([f"written by {', '.join(written)}"] if written else []),
         *_table({name: _row(stored) for name, stored in tensors.items()}),
@@ -46,7 +46,11 @@ def show(path: str) -> str:
 
 def verify(path: str) -> str:
     """One line if every byte is as it was written; a ConfigError says which file is not."""
-    folder = reader.open_checkpoint(path, hashed=True).folder
+    if reader.is_weights(Path(path)):
+        raise ConfigError(
+            f"{path}: a file alone; give a folder, whose manifest says what was written"
+        )
+    folder = reader.open_checkpoint(path, hashed=True).path
     sizes = [file.stat().st_size for file in folder.iterdir()]
     return f"{visible(str(folder))}: whole, {len(sizes)} files, {sum(sizes):,} bytes"
 

@@ -39,6 +39,8 @@ def test_verify_tells_whether_every_byte_is_as_it_was(
     assert "step_7 is damaged (ema.safetensors: sha256 differs)" in told(
         capsys, "verify", tmp_path, status=2
     )
+    alone_in = folder / "ema.safetensors"
+    assert f"{alone_in}: a file alone; give a folder" in told(capsys, "verify", alone_in, status=2)
 
 
 def test_diff_finds_the_same_in_other_files_and_says_what_differs(
