@@ -211,7 +211,9 @@ def spoil(checkpoints: Path, step: int) -> None:
 def test_a_checkpoint_that_does_not_fit_is_one_line(copied: Path) -> None:
     spoil(copied / "checkpoints", 23)
     line = refusal(copied, *INTERRUPTED)
-    assert line.startswith(f"error: checkpoint_path={copied}: no checkpoint there fits (step_23: ")
+    assert line.startswith(
+        f"error: checkpoint_path={copied}: no checkpoint there can be used: step_23 "
+    )
     assert "has shape (3, 17, 17) there and (3, 17, 16) here" in line
     assert line.endswith("add resume=false to move all that aside and begin again\n")
 
@@ -255,7 +257,7 @@ def test_two_ranks_go_back_together(undisturbed_pair: Result, tmp_path: Path) ->
         done = run_ranks(ranks, ["pretrain.py", *QUIET, f"checkpoint_path={run}", *TROUBLED])
         assert {rank.returncode for rank in done} == {2}
         assert "".join(rank.stderr for rank in done).count("\n") == 1
-        assert "no checkpoint there fits (step_23: " in done[0].stderr
+        assert "no checkpoint there can be used: step_23 " in done[0].stderr
 
 
 # ---- beside a live run, which owns its directory

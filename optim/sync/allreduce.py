@@ -42,8 +42,6 @@ class AllReduce(Sync):
     accumulates.
     """
 
-    name = "allreduce"
-
     def wrap(self, objective: nn.Module, dist: Dist) -> None:
         """Lays out the buffers."""
         super().wrap(objective, dist)

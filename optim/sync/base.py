@@ -37,9 +37,6 @@ class Sync:
     the run calls `wrap`.
     """
 
-    # The choice of `sync=` that builds it. A class that `_target_` names writes it as a literal,
-    # and `splits_weights` too if it is true: the configuration is checked before any import.
-    name: str
     splits_weights = False  # whether each rank keeps only a share of every parameter
     # from `wrap` on: what is optimised and averaged, whole or this rank's share of each
     parameters: dict[str, nn.Parameter]
@@ -241,7 +238,9 @@ class Sync:
         return whole
 
     def gathered(self, shares: Mapping[str, Tensor]) -> OneByOne:
-        """Returns such tensors whole, one by one, from this rank's rows of each."""
+        """Returns such tensors whole, one by one, from this rank's rows of each, which may be a
+        DTensor.
+        """
         shapes = {
             name: torch.empty(self.whole_shape(name, share.shape), dtype=share.dtype, device="meta")
             for name, share in shares.items()

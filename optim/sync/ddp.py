@@ -24,8 +24,6 @@ from utils.ranks.distributed import Dist
 class DDP(Sync):
     """Wraps the training pass of an objective. Buffers, such as sparse tables, are not synced."""
 
-    name = "ddp"
-
     def __init__(
         self,
         bucket_mb: Annotated[float, Field(ge=1)],

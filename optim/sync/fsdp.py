@@ -29,7 +29,6 @@ class FSDP(Sync):
     the objective that need weights go through the outer unit.
     """
 
-    name = "fsdp"
     splits_weights = True
 
     def __init__(

@@ -54,7 +54,7 @@ class Checkpointer:
         self._best, self._best_of = start.meta.get("best"), start.meta.get("best_of", "")
         self._resumed_from = start.meta.get("resumed_from", "")
         self._best_before: float | None = None
-        self._best_step, self._saved_best = -1, False  # whether the last save is of the best
+        self._saved_best = False  # whether the last save is of the best
         self.take_stall_s = self._writer.take_stall_s
 
     def requests(self) -> list[float]:
@@ -93,7 +93,7 @@ class Checkpointer:
         """Saves if `wanted`, if an evaluation was the best so far, if the interval is over, or if
         the run is stopping with unsaved steps.
         """
-        better, step = evaluated and self._is_best(progress), progress["step"]
+        better, step = evaluated and self._take_if_best(progress), progress["step"]
         unsaved = step != self._saved_step
         if wanted or better or (unsaved and (stopping or self.saves_after(step))):
             self._save(progress, better)
@@ -109,7 +109,7 @@ class Checkpointer:
         problem = self._writer.wait()
         for _ in range(FAILED_SAVES):
             if problem:
-                self._save(progress, self._best_step == step)
+                self._save(progress, self._saved_best)
                 problem = self._writer.wait()
         if problem:
             self._give_up(f"step {step} could not be saved ({problem}); {REMEDY}")
@@ -132,14 +132,16 @@ class Checkpointer:
         step, sha256 = int(folder.name.removeprefix("step_")), digest(folder) if cheap else None
         self._run.event("checkpoint", step, bytes=size, digest=sha256)
 
-    def _is_best(self, progress: Mapping[str, Any]) -> bool:
-        """True if this step beats the best checkpoint on the disk; failed saves do not count."""
+    def _take_if_best(self, progress: Mapping[str, Any]) -> bool:
+        """True if this step beats the best checkpoint on the disk; failed saves do not count. It is
+        then the best.
+        """
         self._forget_lost_best()
         metric, results = self._metric, progress["results"]
         before = self._best if self._best_of == metric else None
         if not improves(metric, results, before):
             return False
-        self._best_before, self._best_step = before, progress["step"]
+        self._best_before = before
         self._best, self._best_of = results[metric.removeprefix("-")], metric
         return True
 

@@ -32,17 +32,13 @@ class Group:
     goes by shard, and is checked shard by shard.
     """
 
-    state: Callable[[], Any]  # returns the live tensors, of the same names on all ranks
+    state: Callable[[], Any]  # returns the live tensors, of shards by shard
     load: Callable[[Any], object]  # restores them, from this rank's share of what `state` returned
     # called with a checkpoint's tensors and step, returns the names, shapes and types that they
-    # must have; None: those of `state` now
+    # must have; None: those of `state` now. Shards need it.
     expected: Callable[[Mapping[str, Tensor], int], Mapping[str, Tensor]] | None = None
     any_precision: bool = False  # whether floats of other types are accepted
     otherwise: str = OTHERWISE  # tells the user what to do with a checkpoint that has no such group
-
-    def shapes(self, saved: Mapping[str, Tensor], step: int) -> Mapping[str, Tensor]:
-        """Returns what a checkpoint must hold, without its content."""
-        return self.expected(saved, step) if self.expected else self.state()
 
 
 @dataclass
@@ -79,13 +75,19 @@ class Registry:
                 fix = self.shared[name].otherwise if name in self.shared else OTHERWISE
                 raise ConfigError(f"it holds no {name}; {fix}")
         for name, group in self.shared.items():
-            whole = self.gathered(group.shapes(saved[name], step)).shapes
-            check_alike(whole, saved[name], name, group.any_precision)
+            there = saved[name]
+            live = (
+                group.expected(there, step)
+                if group.expected
+                else self.gathered(group.state()).shapes
+            )
+            check_alike(live, there, name, group.any_precision)
         for shard in self.owned if self.by_shard else ():
             there = _within(str(shard), saved[SHARDS])
             for name, group in self.by_shard.items():
                 tensors, what = _within(name, there), f"shard {shard}, {name}"
-                check_alike(group.shapes(tensors, step), tensors, what, group.any_precision)
+                assert group.expected, name
+                check_alike(group.expected(tensors, step), tensors, what, group.any_precision)
             for key in there:
                 if key.partition("/")[0] not in self.by_shard:
                     raise ConfigError(

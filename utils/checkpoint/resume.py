@@ -114,7 +114,9 @@ def _own_or_named(config: Config, say: Callable[[str], None]) -> Start:
         then = OmegaConf.to_container(OmegaConf.create(read_text(directory / "config.yaml")))
     except (OSError, ValueError, YAMLError):
         return Start()
-    return Start(continues=isinstance(then, dict) and then != {} and not _differences(then, config))
+    return Start(
+        continues=isinstance(then, dict) and then != {} and not _changed_keys(then, config)
+    )
 
 
 @said_of("resume")
@@ -161,7 +163,7 @@ def _same_run(start: Start, config: Config, where: Path) -> Start:
             remedy="choose another run_name, add resume=false to begin again, or init_from to begin"
             " with its weights",
         )
-    if changed := _differences(start.meta["config"], config):
+    if changed := _changed_keys(start.meta["config"], config):
         now = " ".join(f"{key}={short(new)}" for key, (_, new) in changed.items())
         then = " ".join(f"{key}={short(old)}" for key, (old, _) in changed.items())
         raise ConfigError(
@@ -173,7 +175,7 @@ def _same_run(start: Start, config: Config, where: Path) -> Start:
     return replace(start, meta={**start.meta, **named})
 
 
-def _differences(saved: Mapping[Any, Any], config: Config) -> dict[str, tuple[Any, Any]]:
+def _changed_keys(saved: Mapping[Any, Any], config: Config) -> dict[str, tuple[Any, Any]]:
     """Keys that change the run, with both values; a key that only one side has came or went with
     the code.
     """
@@ -211,7 +213,7 @@ def restore(
             problem = _load(start.folder, start.step, registry)
         if not problem:
             if not config.eval_only:
-                for line in differences(registry.origin, start.meta, lr_after(start.step)):
+                for line in remarks(registry.origin, start.meta, lr_after(start.step)):
                     say(visible(line))
             break
         start = _broadcast_start(dist, partial(_instead, start, visible(problem), config, say))
@@ -229,7 +231,7 @@ def made_with(device: torch.device, compiled: bool) -> dict[str, Any]:
     }
 
 
-def differences(now: Mapping[str, Any], then: Mapping[str, Any], lr: float) -> list[str]:
+def remarks(now: Mapping[str, Any], then: Mapping[str, Any], lr: float) -> list[str]:
     """Returns what to tell the user when this run continues a checkpoint, at the rate `lr`: one
     line for each difference that can change results.
     """
@@ -314,7 +316,7 @@ def _load(folder: Path, step: int, registry: Registry) -> str:
         try:
             registry.check(shapes, step)
         except ConfigError as error:
-            problem = error.what
+            problem = f"{folder.name} does not fit ({error.what})"
     if problem := _first(problem, dist):
         return problem
 
@@ -330,25 +332,23 @@ def _first(problem: str, dist: Dist) -> str:
     return next(filter(None, dist.all_gather_text(problem)), "")
 
 
-def _instead(start: Start, trouble: str, config: Config, say: Callable[[str], None]) -> Start:
-    """Returns the start to use in place of a whole checkpoint that does not fit."""
-    directory, name = Path(config.checkpoint_path), f"step_{start.step}"
-    unfit = trouble if trouble.startswith(f"{name} is ") else f"{name} does not fit ({trouble})"
+def _instead(start: Start, problem: str, config: Config, say: Callable[[str], None]) -> Start:
+    """Returns the start to use in place of a checkpoint that is damaged or does not fit."""
+    directory = Path(config.checkpoint_path)
     if config.eval_only:
         latest = _weights_to_evaluate(Path(str(config.checkpoint)))
         if latest.folder == start.folder:
-            raise ConfigError(trouble, key="checkpoint", value=start.folder)
+            raise ConfigError(problem, key="checkpoint", value=start.folder)
         return latest
     if start.continues:
         newest = reader.newest_whole(directory / "checkpoints", say, start.step)
         if newest is None:
             raise ConfigError(
-                f"checkpoint_path={directory}: no checkpoint there fits ({name}: {trouble});"
-                f" {AFRESH}"
+                f"checkpoint_path={directory}: no checkpoint there can be used: {problem}; {AFRESH}"
             )
-        say(f"checkpoint {unfit}; going back to {newest.name}")
+        say(f"checkpoint {problem}; going back to {newest.name}")
         return _same_run(Start(newest, True, reader.read_meta(newest)), config, directory)
     there = _at(config, None)
     if there is None or there.folder == start.folder:
-        raise ConfigError(f"resume={config.resume}: {unfit}; give another step_* folder")
+        raise ConfigError(f"resume={config.resume}: {problem}; give another step_* folder")
     return there

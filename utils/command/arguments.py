@@ -39,7 +39,7 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
             options.append(argument)
         else:
             overrides.append(_prepare(argument))
-    keys = {override.partition("=")[0].lstrip("+~") for override in overrides}
+    keys = {*map(key_of, overrides)}
     if {"eval_only", "checkpoint"} <= keys and not DEFINE_A_RUN & keys:
         # it has the keys of its checkpoint, which Hydra does not know
         overrides = [_added(override) for override in overrides]
@@ -49,6 +49,11 @@ def prepare(arguments: Sequence[str], launch: Launch = Launch()) -> list[str]:  
             f" with sweep.ranks={launch.world_size}"
         )
     return [*options, "--", *overrides] if options else overrides
+
+
+def key_of(override: str) -> str:
+    """Returns the key that an override sets, adds or removes."""
+    return override.lstrip("+~").partition("=")[0]
 
 
 def _added(override: str) -> str:
@@ -65,7 +70,7 @@ def _prepare(argument: str) -> str:
         raise ConfigError(
             f"{argument}: must be key=value, without spaces; a recipe is experiment=NAME"
         )
-    key = argument.lstrip("+").partition("=")[0]
+    key = key_of(argument)
     if key in GROUP_KEYS:
         choice = argument.partition("=")[2]
         if key != "experiment" and choice and not isinstance(yaml.safe_load(choice), str):

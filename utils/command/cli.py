@@ -19,7 +19,7 @@ from torch.distributed import DistError
 
 from utils.command import help as help_text
 from utils.command import keys
-from utils.command.arguments import DEFINE_A_RUN, prepare
+from utils.command.arguments import DEFINE_A_RUN, key_of, prepare
 from utils.command.config import resolve
 from utils.command.explain import explain
 from utils.command.limits import check_paths
@@ -50,8 +50,8 @@ register = OmegaConf.register_new_resolver if keys.HYDRA_ARGUMENTS else OmegaCon
 register("sweep_name", sweep_name, use_cache=True)
 BAD_INPUT, INTERRUPTED = 2, 130
 REPORTED = "exit_status"  # an error has it once it has been reported
-# never taken over from it: an evaluation has its own name and size
-OF_THE_RUN = {"run_name", "project_name", "eval_batch_size"}
+# an evaluation has these from the run that it evaluates, although they say how a machine computes
+KEPT_FROM_THE_RUN = {"run_name", "project_name", "eval_batch_size"}
 
 
 def main(app: Callable[[], Any]) -> NoReturn:
@@ -100,7 +100,7 @@ def resolve_job(raw: DictConfig, config_in: ConfigIn, launch: Launch) -> Config:
     state = HydraConfig.get()
     if state.job.chdir:
         raise ConfigError("hydra.job.chdir=true: paths are relative to where a run starts")
-    named = [override.partition("=")[0].lstrip("+~") for override in state.overrides.task]
+    named = [*map(key_of, state.overrides.task)]
     if raw.get("eval_only") is True and raw.get("checkpoint") and not DEFINE_A_RUN & {*named}:
         raw = _adopt(raw, named, config_in(str(raw.checkpoint)))
     job = SweepJob(state.overrides.task, Path(state.sweep.dir).name)
@@ -115,7 +115,7 @@ def _adopt(raw: DictConfig, named: Sequence[str], saved: Mapping[Any, Any]) -> D
     if not saved:  # a file of weights alone
         return raw
     machine = {key for key, field in Root.model_fields.items() if SAME_RUN in field.metadata}
-    machine = {"sync", *machine & raw.keys()} - OF_THE_RUN
+    machine = {"sync", *machine & raw.keys()} - KEPT_FROM_THE_RUN
     config = OmegaConf.create(dict(saved))
     for key in [*machine, *named]:
         if not key.startswith("hydra"):

@@ -43,9 +43,9 @@ def publish(config: Config, dist: Dist) -> Config:
     return Config.model_validate(OmegaConf.to_container(OmegaConf.create(text)))
 
 
-def with_arithmetic(config: Config, then: Plain, dist: Dist, best: str) -> Config:
+def with_arithmetic(config: Config, then: Plain, dist: Dist, suits: str) -> Config:
     """Returns the configuration with `arch.forward_dtype=auto` as in the run's configuration
-    `then`, or as the type that suits rank 0's machine `best`, and `compile=auto` as what suits the
+    `then`, or as the type that `suits` rank 0's machine, and `compile=auto` as what suits the
     device.
 
     Written down, they stay the same on every rank, and the type also on every machine.
@@ -55,7 +55,7 @@ def with_arithmetic(config: Config, then: Plain, dist: Dist, best: str) -> Confi
         values["compile"] = dist.device.type == "cuda"
     if config.arch.get("forward_dtype") == "auto":
         dtype = then.get("arch", {}).get("forward_dtype", "auto")
-        values["arch.forward_dtype"] = dist.broadcast_text(best) if dtype == "auto" else dtype
+        values["arch.forward_dtype"] = dist.broadcast_text(suits) if dtype == "auto" else dtype
     return config.with_values(values)
 
 
@@ -75,7 +75,7 @@ def names_of(config: Plain, written: Plain, choices: Choices, job: SweepJob | No
     project_name = config["project_name"] or (data and folder_name(data)) or choices["data"]
     check_name("project_name", project_name)
     if run_name is None:
-        content = json.dumps(_differences(config, written, choices), sort_keys=True)
+        content = json.dumps(_chosen_and_changed(config, written, choices), sort_keys=True)
         run_name = f"{choices['arch']}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
     check_name("run_name", run_name)
     if config["run_name"] and job is not None:
@@ -87,7 +87,7 @@ def names_of(config: Plain, written: Plain, choices: Choices, job: SweepJob | No
     return {"run_name": run_name, "project_name": project_name, "checkpoint_path": path}
 
 
-def _differences(config: Plain, written: Plain, choices: Choices) -> Plain:
+def _chosen_and_changed(config: Plain, written: Plain, choices: Choices) -> Plain:
     """Returns the choices, and the values that differ from their defaults: a key that is new does
     not rename old runs.
     """

@@ -5,7 +5,7 @@ A few keys are parameters; more are a class of `Keys`:
     def __init__(self, spec: Spec, keys: Sizes): ...
 
 A signature is turned into such a class, and pydantic checks both alike (`instantiate.py`). The keys
-of every run are in `root.py`. Defaults are in conf/, so that Hydra knows every key.
+of every run are in `root.py`. Defaults are in conf/, so that Hydra knows every key that can be set.
 """
 
 from __future__ import annotations

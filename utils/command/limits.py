@@ -68,7 +68,7 @@ def check_sync(config: Config, ranks: int, shard_size: int | None) -> None:
             f" {shard_size}, or raise shards={shards}, which makes another run"
         )
     sync = find(config.sync, "sync")
-    name = getattr(sync, "name", sync.__name__)
+    name = sync.__module__.rpartition(".")[2]
     if config.exact:
         if "exact" not in config.sync:
             raise ConfigError(
@@ -109,8 +109,8 @@ def check_paths(config: Config) -> None:
         if path == "data_path" and config.eval_only:
             continue  # what the user asks may need no dataset; if it does, the source says so
         # a crash may have left a step folder under another name, which readers find
-        is_folder = isinstance(value, str) and not Path(value).name.startswith("step_")
-        if is_folder and value != "auto" and not os.path.exists(value):
+        stays = isinstance(value, str) and not Path(value).name.startswith("step_")
+        if stays and value != "auto" and not os.path.exists(value):
             built = path.startswith("data_path")
             how = "; python -m data.build.NAME builds one, see data/README.md" if built else ""
             raise ConfigError(

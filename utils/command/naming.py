@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
+from utils.command.arguments import key_of
 from utils.command.keys import fields_of, is_marked
 from utils.command.marks import SAME_RUN
 from utils.command.root import Plain
@@ -63,7 +64,7 @@ def job_name(name: str, config: Plain, choices: Mapping[str, str], job: SweepJob
     Only the keys of the overrides count: two ways to write a value are one job. A long name begins
     with the keys that the sweep is named after, is cut, and ends with a digest.
     """
-    keys = {override.partition("=")[0].lstrip("+~") for override in job.overrides}
+    keys = {*map(key_of, job.overrides)}
     if "run_name" not in keys:
         keys.discard("experiment")  # the name is the experiment's, and implies it
     nested, fields = OmegaConf.create(config), fields_of(config)

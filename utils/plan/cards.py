@@ -67,8 +67,8 @@ def cards_named(text: str) -> Cards:
 
 
 def forward_dtype(config: Config, device: torch.device) -> str:
-    """Resolves `arch.forward_dtype=auto`; a plan for GPUs that are elsewhere counts with their
-    type.
+    """Returns what `arch.forward_dtype=auto` stands for; a plan for GPUs that are elsewhere counts
+    with their type.
     """
     return "bfloat16" if config.plan_cards else hardware.forward_dtype(device)
 

@@ -1,6 +1,6 @@
 """The run directory: everything a run writes and prints.
 
-Rank 0 writes; on other ranks every method does nothing.
+Rank 0 writes. All ranks call every method alike: some of them agree, or end all ranks.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from utils.command import config as configs
-from utils.command.arguments import prepare
+from utils.command.arguments import key_of, prepare
 from utils.command.explain import explain
 from utils.command.keys import fields_of, leaves, marked, run_values
 from utils.command.marks import A_RUN, SAME_RUN
@@ -114,7 +114,7 @@ def _resolve(path: str, value: str, config: Config) -> Config:
         arguments = shlex.split(value)
     except ValueError as error:
         raise ConfigError(f"{path}={short(value)}: {error}") from None
-    keys = {word.lstrip("+~").partition("=")[0] for word in arguments}
+    keys = {*map(key_of, arguments)}
     if of_hydra := [key for key in keys if key.partition(".")[0] == "hydra"]:
         raise ConfigError(f"{path}={short(value)}: {of_hydra[0]} is not a key of a run; remove it")
     # its name follows from its configuration
