@@ -109,6 +109,7 @@ def pretrain(cfg: Config) -> float | None:
         # a run that restores no checkpoint begins with its net's initial weights
         is_new = start.folder is None and not cfg.eval_only
         source, fingerprints = open_source(cfg, dist, is_new)
+        cfg = with_plan(cfg, source, dist, run.say)
         trainer = Trainer(cfg, dist, run, source, is_new)
         registry = trainer.register_parts(fingerprints, needed_runs)
         start = resume.restore(start, registry, cfg, run.say, trainer.total_steps, trainer.lr_after)
@@ -166,15 +167,14 @@ class Trainer:
         self, cfg: Config, dist: Dist, run: RunDirectory, source: Source, is_new: bool
     ) -> None:
         """`is_new`: no checkpoint is restored, so the run begins with this net's weights."""
-        self.dist, self.run, self.source = dist, run, source
+        self.cfg, self.dist, self.run, self.source = cfg, dist, run, source
         self.total_steps = source.length.total_steps
         self.step = 0  # how many are done
         self.evaluation_due, self.results = False, dict[str, float]()  # of the last evaluation
 
+        self.objective = objective = build_net(cfg, source, dist, run.say, is_new)
         with dist.agreed():
             self.sync: Sync = make(cfg.sync, "sync")
-        self.cfg = cfg = with_plan(cfg, source, self.sync.splits_weights, dist, run.say)
-        self.objective = objective = build_net(cfg, source, dist, run.say, is_new)
         self.sync.wrap(objective, dist)
 
         with dist.agreed():

@@ -20,6 +20,7 @@ def trainer_on(dist: Dist, folder: Path, *arguments: str) -> Stepped:
     cfg = config_of(*arguments, *QUIET, f"checkpoint_path={folder}")
     run = RunDirectory(folder, dist)
     source, fingerprints = pretrain.open_source(cfg, dist, is_new=not cfg.eval_only)
+    cfg = pretrain.with_plan(cfg, source, dist, run.say)
     trainer = Stepped(cfg, dist, run, source, is_new=not cfg.eval_only)
     trainer.saved = trainer.register_parts(fingerprints, {})
     trainer.objective.train()

@@ -12,6 +12,7 @@ from data.stream import first_batch
 from models.objective import make_objective, rehearse, trained
 from optim.sync.base import Sync
 from trial.optimizers import remembered
+from utils.command.keys import find
 from utils.command.root import Config
 from utils.plan import settle
 from utils.plan.attempts import largest_that_fits
@@ -19,9 +20,7 @@ from utils.plan.needs import META, count
 from utils.ranks.distributed import Dist
 
 
-def with_plan(
-    config: Config, source: Source, splits_weights: bool, dist: Dist, say: Callable[[str], None]
-) -> Config:
+def with_plan(config: Config, source: Source, dist: Dist, say: Callable[[str], None]) -> Config:
     """Returns the configuration with the micro-batch that fits, if it asks for a plan, counted on a
     net without numbers. With plan=show, prints what was counted and ends the run.
     """
@@ -32,6 +31,7 @@ def with_plan(
     first = partial(first_batch, source, config.seed, META)
     needs = count(net, optimizer_state, config.ema, first, partial(rehearse, net, keep=True))
     shard_size = source.length.examples_per_update // config.shards
+    splits_weights = getattr(find(config.sync, "sync"), "splits_weights", False)
     return settle.with_plan(config, needs, shard_size, splits_weights, dist, say)
 
 
