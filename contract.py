@@ -42,7 +42,6 @@ from utils.noise import Noise, dropouts_of, give_noise
 # Types are kept: convert NumPy's float64 to float32.
 Arrays = dict[str, np.ndarray]
 Batch = dict[str, Tensor]  # the same as an objective gets them
-MetricSums = Mapping[str, tuple[Tensor, Tensor]]  # by name (sum, count), of which a run logs means
 Carry = Any  # a dataclass, dict or tuple of tensors whose first dimension is the example
 IGNORE = -100  # the label of cells, tokens and padding rows that count in no loss and no metric
 
@@ -143,7 +142,7 @@ class StepOut:
 
     loss: Tensor  # the SUM over the local examples, with gradients
     weight: Tensor  # gradients are divided by its sum over micro-batches and ranks
-    metrics: MetricSums
+    metrics: Mapping[str, tuple[Tensor, Tensor]]  # by name (sum, count), whose means are logged
     carry: Carry = None  # for the next step, without gradients
 
 
@@ -151,7 +150,7 @@ class StepOut:
 class Prediction:
     """The result of an objective on one evaluation batch."""
 
-    metrics: MetricSums
+    metrics: Mapping[str, tuple[Tensor, Tensor]]  # by name (sum, count)
     outputs: dict[str, Tensor] = field(default_factory=dict)  # one row per example; may be empty
 
 

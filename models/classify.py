@@ -16,7 +16,6 @@ from contract import (
     Carry,
     Context,
     Evaluator,
-    MetricSums,
     Objective,
     Prediction,
     StepOut,
@@ -43,7 +42,9 @@ class ClassifyObjective(Objective):
     def evaluators(self, row: Mapping[str, Any]) -> Sequence[Evaluator]:
         return [Interval("accuracy")]
 
-    def score(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, MetricSums]:
+    def score(
+        self, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor, Mapping[str, tuple[Tensor, Tensor]]]:
         """Returns logits, the sum of the loss, its weight, and metrics as (sum, count)."""
         logits_BC, labels_B = widen(self.call_net(batch["inputs"])), batch["labels"]
         loss = F.cross_entropy(logits_BC, labels_B.long(), ignore_index=IGNORE, reduction="sum")

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,6 @@ from contract import (
     Batch,
     Carry,
     Context,
-    MetricSums,
     Objective,
     Prediction,
     StepOut,
@@ -131,7 +130,7 @@ class CausalLM(Objective):
         super().compile_net()
         self._piece = torch.compile(self._cross_entropy, dynamic=False)
 
-    def score(self, batch: Batch) -> tuple[Tensor, Tensor, MetricSums]:
+    def score(self, batch: Batch) -> tuple[Tensor, Tensor, Mapping[str, tuple[Tensor, Tensor]]]:
         labels_BL = batch["labels"].long()
         counted_BL = labels_BL != IGNORE
         # the net's states; the logits of all tokens would be the largest tensor of the step

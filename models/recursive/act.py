@@ -20,7 +20,6 @@ from contract import (
     Batch,
     Context,
     Evaluator,
-    MetricSums,
     Noise,
     Objective,
     Prediction,
@@ -61,7 +60,7 @@ class ActObjective(Objective):
     ) -> None:
         super().__init__(model)
         self.token_loss = partial(LOSSES[loss_type], smoothing=label_smoothing)
-        self._losses: Callable[..., tuple[Tensor, Tensor, MetricSums]] = self._sum_losses
+        self._losses: Callable[..., Any] = self._sum_losses
 
     def compile_net(self) -> None:
         super().compile_net()
@@ -161,7 +160,7 @@ class ActObjective(Objective):
         steps: Tensor,
         halted: Tensor,
         labels_BT: Tensor,
-    ) -> tuple[Tensor, Tensor, MetricSums]:
+    ) -> tuple[Tensor, Tensor, Mapping[str, tuple[Tensor, Tensor]]]:
         counted_BT = labels_BT != IGNORE
         cells_B = counted_BT.sum(-1)
         valid_B = cells_B > 0

@@ -24,7 +24,6 @@ from contract import (
     Batch,
     Context,
     Evaluator,
-    MetricSums,
     Noise,
     Objective,
     Prediction,
@@ -205,7 +204,7 @@ class GuessObjective(Objective):
 
     def _metrics(
         self, carry: GuessCarry, played: GuessCarry, value_B: Tensor, valid_B: Tensor
-    ) -> MetricSums:
+    ) -> Mapping[str, tuple[Tensor, Tensor]]:
         done_B = played.done & valid_B
         solved_B = (played.board == carry.batch["labels"]).all(-1)
         right_B, count = carry.lost == 0, valid_B.sum()

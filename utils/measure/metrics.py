@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-from contract import MetricSums
 from utils.ranks.distributed import Dist
 from utils.transfer import widest
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 Z = 1.959964  # standard deviations within which 95 % lie
 
 
-def stack(sums: MetricSums) -> torch.Tensor:
+def stack(sums: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
     """Returns the sums and counts as one (metrics, 2) tensor, in the order of sorted names."""
     pairs = [sums[name] for name in sorted(sums)]
     parts = [torch.as_tensor(part).detach() for pair in pairs for part in pair]
@@ -24,7 +24,7 @@ def stack(sums: MetricSums) -> torch.Tensor:
     return torch.stack([part.to(device, widest(device)) for part in parts]).view(-1, 2)
 
 
-def means(names: list[str], sums_M2: torch.Tensor) -> dict[str, float]:
+def means(names: list[str], sums_M2: Tensor) -> dict[str, float]:
     """Returns the mean of each metric whose count is not 0."""
     return {
         name: total / count
@@ -43,10 +43,10 @@ class Meter:
     def __init__(self, shards: int = 1) -> None:
         self._shards = shards
         self._names: list[str] = []
-        self._sums: torch.Tensor | None = None  # (shards, metrics, 2)
+        self._sums: Tensor | None = None  # (shards, metrics, 2)
         self._restored = False
 
-    def add(self, sums: MetricSums, shard: int = 0) -> None:
+    def add(self, sums: Mapping[str, tuple[Tensor, Tensor]], shard: int = 0) -> None:
         """Adds the metrics of a micro-batch to the row of `shard`, its first one."""
         names, values = sorted(sums), stack(sums)
         if self._restored and names != self._names:
@@ -80,7 +80,7 @@ class Meter:
     def clear(self) -> None:
         self._names, self._sums = [], None
 
-    def state(self, shards: Iterable[int]) -> dict[int, dict[str, torch.Tensor]]:
+    def state(self, shards: Iterable[int]) -> dict[int, dict[str, Tensor]]:
         """Returns the sums of these shards since the last read, for a checkpoint."""
         sums = self._sums
         return {
@@ -90,13 +90,13 @@ class Meter:
             for shard in shards
         }
 
-    def expected(self, saved: Mapping[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
+    def expected(self, saved: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
         """Returns the shapes that a shard's saved sums must have. Names may differ: other code may
         have measured other metrics.
         """
         return {name: torch.empty(2, dtype=torch.float64, device="meta") for name in saved}
 
-    def load(self, saved: Mapping[int, Mapping[str, torch.Tensor]], device: torch.device) -> None:
+    def load(self, saved: Mapping[int, Mapping[str, Tensor]], device: torch.device) -> None:
         self.clear()
         for shard, sums in saved.items():
             if sums:
