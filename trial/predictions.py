@@ -84,6 +84,6 @@ def check_prediction(objective: Objective, prediction: Any) -> None:
     for name, (_, count) in prediction.metrics.items():
         if float(count):
             raise ConfigError(
-                f"{where}: metric {name} counts {float(count):g} in a row of padding; count only"
-                f" what has a label: those of padding are {IGNORE}, or NaN in floats"
+                f"{where}: metric {name} counts {float(count):g} in a row of padding; do not count"
+                f" where `labels` are {IGNORE}, or NaN in floats"
             )

@@ -73,7 +73,8 @@ class Checkpointer:
     def decide(self, requests: Sequence[float]) -> tuple[int, bool]:
         """Returns the signal that stops the run, or 0, and whether it is time to save.
 
-        Called with the sums of all ranks' requests, so all ranks decide the same.
+        Called with the sums of all ranks' requests, so all ranks decide the same. Ends the run if
+        too many saves have failed.
         """
         if not any(requests):
             return 0, False
