@@ -188,9 +188,7 @@ def build(options: argparse.Namespace) -> str:
 
         turns, num_aug = len(SYMMETRIES) if options.augment else 1, options.num_aug
         copies = turns * (1 + num_aug)
-        ids = {BLANK: 0}
-        if named:
-            ids = {name: 1 + copies * number for number, name in enumerate(names)}
+        ids = {name: 1 + copies * at for at, name in enumerate(names)} if named else {BLANK: 0}
 
         # the canvas and the vocabulary must hold all splits, and turned grids where rows become
         # columns
