@@ -128,10 +128,11 @@ def _at(config: Config, newest: Path | None) -> Start | None:
         for own_path in (directory, directory / "checkpoints", directory / "checkpoints" / "latest")
     ):
         return None
+    weights_alone = ConfigError(
+        f"resume={path}: holds weights alone; use init_from={path} to begin with them"
+    )
     if reader.is_weights(path):
-        raise ConfigError(
-            f"resume={path}: a file of weights alone; use init_from={path} to begin with them"
-        )
+        raise weights_alone
 
     def read(folder: Path) -> Start | None:
         if newest is not None and _same(folder, newest):
@@ -141,6 +142,8 @@ def _at(config: Config, newest: Path | None) -> Start | None:
                 f"resume={path}: lies in this run's own directory, and the run goes on from its"
                 " newest; give another run_name (or checkpoint_path) to begin from there"
             )
+        if format.read_manifest(folder).keys() == {format.META, f"model{format.SUFFIX}"}:
+            raise weights_alone
         return _same_run(Start(folder, meta=reader.read_meta(folder)), config, folder)
 
     return reader.reading(path, read)

@@ -23,7 +23,7 @@ from tests.utils.checkpoint.helpers import (
     shard_state,
     together,
 )
-from utils.checkpoint import format, resume
+from utils.checkpoint import format, resume, tools
 from utils.checkpoint.registry import Group, Registry
 from utils.checkpoint.resume import Start
 from utils.command.config import with_arithmetic
@@ -114,6 +114,15 @@ def test_its_own_earlier_step_is_refused(run: Path) -> None:
     )
     start = found(run.parent / "other", resume=str(earlier))
     assert (start.continues, start.step) == (False, 20)
+
+
+@pytest.mark.parametrize("file", ["", "model.safetensors"])
+def test_weights_alone_are_refused_with_the_key_that_takes_them(file: str, run: Path) -> None:
+    tools.export(str(run), run.parent / "exported")
+    weights = run.parent / "exported" / file
+    assert refused(run.parent / "other", resume=str(weights)) == (
+        f"resume={weights}: holds weights alone; use init_from={weights} to begin with them"
+    )
 
 
 # --- taking up what is found
