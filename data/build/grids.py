@@ -220,14 +220,13 @@ def build(options: argparse.Namespace) -> str:
         write_puzzles(folder, splits, [BLANK, *image_names(ids if named else (), copies)])
         (folder / GRIDS).write_text(json.dumps(asdict(task)))
     # what was made, and which test puzzles are also in the training set
-    kept = {split: {*map(str, part.values())} for split, part in lines.items()}
     examples_of = {split: len(made.sets["all"].inputs) for split, made in splits.items()}
     trained = f"{examples_of.pop('train')} training examples of {len(puzzles['train'])} puzzles"
     evaluated = "".join(f", {count} {split} examples" for split, count in examples_of.items())
     size = f"{task.rows}x{task.columns}, {symbols} symbols"
     if options.gym:
         size += f" ({' '.join(about.symbols)})"
-    return f"{options.output_dir}: {trained}{evaluated}, {size}{leaks(kept)}"
+    return f"{options.output_dir}: {trained}{evaluated}, {size}{leaks(splits)}"
 
 
 def image_names(names: Iterable[str], copies: int) -> Iterator[str]:

@@ -85,17 +85,22 @@ def summary(
     sizes += [f"{len(boards[split][0])} {split}" for split in splits if split != "train"]
     side = round(trained.metadata.seq_len**0.5)
     counts = ", ".join(f"{size} {kind}" for size in sizes)
-    puzzles = {split: {row.tobytes() for row in part[0]} for split, part in boards.items()}
-    return f"{folder}: {counts}, {side}x{side}{leaks(puzzles)}"
+    return f"{folder}: {counts}, {side}x{side}{leaks(splits)}"
 
 
-def leaks(puzzles: Mapping[str, set[Any]]) -> str:
-    """Returns notes on test and validation puzzles that are also trained on."""
-    return "".join(
-        f"; note: {shared:,} {split} puzzles are in the training set, too"
-        for split, kept in puzzles.items()
-        if split != "train" and (shared := len(kept & puzzles["train"]))
-    )
+def leaks(splits: Mapping[str, PuzzleSplit]) -> str:
+    """Returns notes on test and validation puzzles that are also trained on, if only as images of
+    others.
+    """
+    inputs = {name: split.sets["all"].inputs for name, split in splits.items()}
+    notes = ""
+    for name in [name for name in inputs if name != "train"]:
+        asked = [row.tobytes() for row in inputs[name]]
+        wanted = {*asked}
+        trained = {code for row in inputs["train"] if (code := row.tobytes()) in wanted}
+        if shared := sum(code in trained for code in asked):
+            notes += f"; note: {shared:,} {name} puzzles are in the training set, too"
+    return notes
 
 
 def read_csv(path: Path) -> Iterator[Row]:

@@ -217,6 +217,13 @@ def test_test_boards_that_are_trained_on_are_told(tmp_path, capsys):
     write_csv(tmp_path / "csv", {"train": (puzzles, answers), "test": (puzzles[3:], answers[3:])})
     built(tmp_path / "out", "sudoku", "--input-dir", tmp_path / "csv")
     assert "4x4; note: 2 test puzzles are in the training set, too" in capsys.readouterr().out
+    # also an image of a training board, and a board as often as it is asked
+    images = built(tmp_path / "images", "sudoku", "--input-dir", tmp_path / "csv", "--num-aug", 3)
+    arrays = [np.load(images / "train" / f"all__{name}.npy") for name in ("inputs", "labels")]
+    asked = tuple(np.repeat(array[1:2] - BLANK, 3, 0) for array in arrays)
+    write_csv(tmp_path / "csv", {"train": (puzzles, answers), "test": asked})
+    built(tmp_path / "asked", "sudoku", "--input-dir", tmp_path / "csv", "--num-aug", 3)
+    assert "4x4; note: 3 test puzzles are in the training set, too" in capsys.readouterr().out
 
 
 def test_training_boards_are_held_out_for_validation(tmp_path, csv_boards):
