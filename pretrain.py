@@ -564,7 +564,8 @@ class Trainer:
         if self.results:
             seconds = round(time.perf_counter() - started, 3)
             self.run.log(self.step, self.results)
-            self.run.say(f"step {self.step}, held out: {evaluation.summary}")
+            what = "evaluated" if cfg.eval_only else "held out"  # or whatever data the user gives
+            self.run.say(f"step {self.step}, {what}: {evaluation.summary}")
             self.run.event("evaluated", self.step, seconds=seconds)
             self.run.draw_report()
         if evaluation.text and (cfg.eval_only or self.step == self.total_steps):

@@ -100,18 +100,21 @@ class OwnPuzzles(Examples):
         return self.task.text(tokens) if self.task else characters(self.kind, tokens)
 
 
-def split_like(puzzle: str) -> PuzzleSplit | None:
-    """Returns the user's first puzzle as a dataset, if it is a Sudoku board or a maze: weights
-    answer it without the data that they were trained on.
+def split_like(puzzle: str) -> PuzzleSplit:
+    """Returns the user's first puzzle as a dataset: weights answer a Sudoku board or a maze without
+    the data that they were trained on.
     """
     where, given = _read(puzzle)
-    text = given[0][1] if given else ""
+    line, text = given[0] if given else (1, "")
     kind = "maze" if {"S", "G"} <= {*text} else "sudoku"
     text = text if kind == "maze" else "".join(text.split())
     vocab_size = len(maze.CHARACTERS) + 1 if kind == "maze" else round(len(text) ** 0.5) + 2
     tokens = tokens_of(kind, [text])
     if not text or not tokens.min() or kind_of(tokens, tokens, vocab_size) != kind:
-        return None
+        raise ConfigError(
+            f"{where}: line {line} is neither a Sudoku board nor a maze: {len(text)} cells; other"
+            " puzzles need the data that the weights were trained on, as data_path"
+        )
     return plain_split(where, vocab_size, tokens, tokens, copies=1)
 
 
@@ -139,7 +142,9 @@ def _tokens(where: str, text: str, kind: str, cells: int) -> np.ndarray:
     if kind == "sudoku":  # rows and boxes may be set apart; in a maze, a space is a free cell
         text = "".join(text.split())
     if len(text) != cells:
-        raise ConfigError(f"{where} has {len(text)} cells, not {cells}; give all")
+        raise ConfigError(
+            f"{where} has {len(text)} cells, and the puzzles of these weights have {cells}"
+        )
     # 0 is a character without a meaning
     tokens = tokens_of(kind, [text])[0].astype(np.int32)
     # characters of another kind or size, or a maze without its ends, would be answered with

@@ -118,7 +118,9 @@ class PuzzleSource(Source):
             seq_len=first.seq_len,
             table_rows=sum(split.metadata.num_puzzle_identifiers for split in datasets),
             fingerprint=" ".join(split.fingerprint for split in datasets),
-            name=run.data_path or ", ".join(keys.data_paths or ["generated Sudoku"]),
+            name=short(keys.puzzle)
+            if keys.puzzle is not None
+            else run.data_path or ", ".join(keys.data_paths or ["generated Sudoku"]),
         )
 
     @cached_property
@@ -217,16 +219,12 @@ def _opened(run: RunSettings, keys: PuzzleKeys) -> tuple[list[Member], list[Memb
             f"{KEY}={short(keys.puzzle)}: a trained model answers it; add eval_only=true"
             " and checkpoint="
         )
-    like = None
     if keys.puzzle is not None and run.data_path and not os.path.exists(run.data_path):
-        like = split_like(keys.puzzle)
-    train, test = (
-        ([Member(like, "all")], [])
-        if like
-        else open_datasets(
+        train, test = [Member(split_like(keys.puzzle), "all")], list[Member]()
+    else:
+        train, test = open_datasets(
             run.data_path, keys.data_paths, keys.data_paths_test, keys.embedded, keys.eval_split
         )
-    )
     kinds = {*map(kind_of_set, train)}
     if keys.revealed and kinds != {"sudoku"}:
         raise ConfigError(

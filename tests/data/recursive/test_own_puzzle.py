@@ -118,7 +118,7 @@ def test_many_answers_become_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "named"),
     [
-        ("sudoku", "1234", "4 cells, not 16"),
+        ("sudoku", "1234", "4 cells, and the puzzles of these weights have 16"),
         ("sudoku", "5" + "." * 15, "not a sudoku"),
         ("sudoku", "board.txt", "which is not a file"),
         ("sudoku", "{folder}", "cannot be read"),
@@ -144,7 +144,7 @@ def test_a_puzzle_needs_no_dataset(puzzle: str, kind: str, cells: int) -> None:
     assert len(made.eval_sets()["puzzle"]) == 1
     told = [own for own in made.evaluators("puzzle") if isinstance(own, Boards)]
     assert [own._kind for own in told] == [kind]
-    with pytest.raises(ConfigError, match="data_path=gone: no train"):
+    with pytest.raises(ConfigError, match=r"neither a Sudoku board nor a maze: 7 cells; other"):
         source(puzzle="[[1, 2]]", data_path="gone", eval_only=True)
 
 
