@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LEVEL = 0.05  # a difference is reported if it is rarer than this by chance
+ROUNDING = 1e-6  # of the values; a spread below it is none
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,12 @@ def difference(one: Setting, other: Setting, metric: str) -> str:
             found = stats.ttest_ind(here, there, equal_var=False)
             how = f"Welch's t-test, {counts[0]} and {counts[1]} seeds"
     means, ends = (np.mean(here), np.mean(there)), found.confidence_interval()
-    gap = means[0] - means[1]
-    chance = float(not gap) if np.isnan(found.pvalue) else found.pvalue
     names = f"{one.title} and {other.title}"
-    said = f"{names} differ" if chance < LEVEL else f"No difference is shown between {names}"
-    return (
-        f"{said}: {metric} is {means[0]:.4g} and {means[1]:.4g}, {gap:+.3g} (95 % interval"
-        f" {ends.low:+.3g} to {ends.high:+.3g}, p = {chance:.2g}; {how})."
-    )
+    values = f"{metric} is {means[0]:.4g} and {means[1]:.4g}, {means[0] - means[1]:+.3g}"
+    # not true of NaN either
+    if not ends.high - ends.low > ROUNDING * max(np.abs(means)):
+        return f"No test of {names} is possible: {values} with no spread over the seeds."
+    p = found.pvalue
+    said = f"{names} differ" if p < LEVEL else f"No difference is shown between {names}"
+    span = f"95 % interval {ends.low:+.3g} to {ends.high:+.3g}"
+    return f"{said}: {values} ({span}, p = {p:.2g}; {how})."

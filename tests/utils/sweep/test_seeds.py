@@ -35,9 +35,23 @@ def test_a_difference_is_paired_over_equal_seeds(first: int) -> None:
     assert ("paired" in said) == (first == 0)
     assert re.match("a and b differ: x is" if test.pvalue < 0.05 else "No difference is", said)
     assert difference(Setting("a", by_seed(A)), Setting("b", by_seed(B[:1])), "x") == ""
-    assert "p = 1;" in difference(Setting("a", by_seed(A)), Setting("b", by_seed(A)), "x")
-    ones = Setting("a", by_seed([1.0] * 3, first))  # without a warning
-    assert "a and b differ" in difference(ones, Setting("b", by_seed([0.5] * 3)), "x")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "first", "values"),
+    [
+        (A, A, 0, "0.92 and 0.92, +0"),
+        ([1.0] * 3, [0.5] * 3, 0, "1 and 0.5, +0.5"),
+        ([1.0] * 3, [0.5] * 3, 3, "1 and 0.5, +0.5"),
+        ([0.0] * 3, [0.0] * 3, 0, "0 and 0, +0"),
+        ([0.9, 0.7, 0.4], [0.8, 0.6, 0.3], 0, "0.6667 and 0.5667, +0.1"),  # equal but for rounding
+    ],
+)
+def test_equal_differences_are_not_tested(
+    one: list[float], other: list[float], first: int, values: str
+) -> None:
+    said = difference(Setting("a", by_seed(one)), Setting("b", by_seed(other, first)), "x")
+    assert said == f"No test of a and b is possible: x is {values} with no spread over the seeds."
 
 
 def seeds_folder(folder: Path) -> Path:
