@@ -158,23 +158,26 @@ def _same(path: Path, other: Path) -> bool:
 
 def _same_run(start: Start, config: Config, where: Path) -> Start:
     """A start from a checkpoint of this very run, if it is one."""
+    from_path = config.resume not in NO_PATH
+    remedy = (  # under another name, it would meet the same checkpoint
+        "give init_from in place of resume to begin with its weights"
+        if from_path
+        else "choose another run_name, add resume=false to begin again, or init_from to begin with"
+        " its weights"
+    )
     if unsaid := [name for name in reader.Meta.__annotations__ if name not in start.meta]:
         raise ConfigError(
             f"written by another version, without {unsaid[0]!r}",
             key="checkpoint",
             value=where,
-            remedy="choose another run_name, add resume=false to begin again, or init_from to begin"
-            " with its weights",
+            remedy=remedy,
         )
     if changed := _changed_keys(start.meta["config"], config):
         now = " ".join(f"{key}={short(new)}" for key, (_, new) in changed.items())
         then = " ".join(f"{key}={short(old)}" for key, (old, _) in changed.items())
-        raise ConfigError(
-            f"{now}: the run in {where} has {then}; keep that, choose another run_name, "
-            "add resume=false to begin again, or init_from to begin with its weights"
-        )
+        raise ConfigError(f"{now}: the run in {where} has {then}; keep that, or {remedy}")
     # recorded in every checkpoint from now on, so that the run does not start from there again
-    named = {"resumed_from": str(config.resume)} if config.resume not in NO_PATH else {}
+    named = {"resumed_from": str(config.resume)} if from_path else {}
     return replace(start, meta={**start.meta, **named})
 
 

@@ -116,6 +116,16 @@ def test_its_own_earlier_step_is_refused(run: Path) -> None:
     assert (start.continues, start.step) == (False, 20)
 
 
+@pytest.mark.parametrize("asked", ["auto", "RUN"])
+def test_a_key_that_differs_is_refused_with_what_would_help(asked: str, run: Path) -> None:
+    """Under another name, `resume=PATH` would meet the same checkpoint."""
+    named = asked == "RUN"
+    line = refused(run, resume=str(run) if named else asked, shards=4)
+    assert line.startswith(f"shards=4: the run in {run} has shards=8; keep that, ")
+    assert ("choose another run_name" in line) != named
+    assert ("give init_from in place of resume" in line) == named
+
+
 @pytest.mark.parametrize("file", ["", "model.safetensors"])
 def test_weights_alone_are_refused_with_the_key_that_takes_them(file: str, run: Path) -> None:
     tools.export(str(run), run.parent / "exported")
