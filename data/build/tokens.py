@@ -202,8 +202,8 @@ def build(options: argparse.Namespace) -> str:
         if not files["train"]:
             where = options.hub or " ".join(options.input)
             raise ConfigError(
-                f"{where}: no text is left for training; give more, or a smaller --val-share than"
-                f" {options.val_share}; 0 holds out none"
+                f"{where}: no text is left for training; give more, or a smaller --val-share: 0"
+                " holds out none"
             )
         _describe(folder, tokenizer, files["train"] | files["val"], exact)
         if options.gym:
@@ -219,7 +219,8 @@ def build(options: argparse.Namespace) -> str:
         summary += "; this tokenizer changes the text, so there will be no bits per byte"
     if share > options.val_share:
         summary += (
-            f"; of so few documents, one is held out instead of --val-share {options.val_share}"
+            "; of so few documents, at least one is held out instead of --val-share"
+            f" {options.val_share}"
         )
     return summary
 

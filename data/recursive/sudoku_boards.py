@@ -145,7 +145,7 @@ def _puzzles(
             return puzzles, answers
     asked, less = f"blanks={blanks}", "blanks"
     if min_guesses:
-        asked, less = f"{asked} min_guesses={min_guesses}", "guesses"
+        asked, less = f"{asked} min_guesses={min_guesses}", "guesses, more blanks"
     raise ConfigError(
         f"{asked}: only {len(puzzles)} of {count} different {size}x{size} puzzles found; ask for"
         f" fewer {less} or fewer boards"
