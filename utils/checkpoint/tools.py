@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.checkpoint import foreign, format, reader
-from utils.checkpoint.format import META, SUFFIX, Stored
+from utils.checkpoint.format import MANIFEST, META, SUFFIX, Stored
 from utils.errors import ConfigError, brief, visible
 
 if TYPE_CHECKING:
@@ -51,8 +51,12 @@ def verify(path: str) -> str:
             f"{path}: a file alone; give a folder, whose manifest says what was written"
         )
     folder = reader.open_checkpoint(path, hashed=True).path
-    sizes = [file.stat().st_size for file in folder.iterdir()]
-    return f"{visible(str(folder))}: whole, {len(sizes)} files, {sum(sizes):,} bytes"
+    names = {MANIFEST, *format.read_manifest(folder)}
+    size = sum((folder / name).stat().st_size for name in names)
+    line = f"{visible(str(folder))}: whole, {len(names)} files, {size:,} bytes"
+    if others := sorted({*os.listdir(folder)} - names):
+        return f"{line}; not checked, as {MANIFEST} does not name them: {brief(', '.join(others))}"
+    return line
 
 
 def diff(one: str, other: str) -> str:

@@ -34,7 +34,12 @@ def test_verify_tells_whether_every_byte_is_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = alone(tmp_path / "checkpoints", 7)
-    assert told(capsys, "verify", tmp_path).startswith(f"{folder}: whole, 6 files, ")
+    whole = told(capsys, "verify", tmp_path)
+    assert whole.startswith(f"{folder}: whole, 6 files, ")
+    (folder / "kept").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    beside = "; not checked, as manifest.json does not name them: kept, notes.txt\n"
+    assert told(capsys, "verify", tmp_path) == whole.replace("\n", beside)
     flip(folder / "ema.safetensors")
     assert "step_7 is damaged (ema.safetensors: sha256 differs)" in told(
         capsys, "verify", tmp_path, status=2
