@@ -178,12 +178,11 @@ def step_folder(path: Path) -> Path:
     for pointer in (path, path / "latest", path / "checkpoints" / "latest"):
         if name := read_pointer(pointer):
             return pointer.parent / name
-    raise ConfigError(
-        "no checkpoint is there",
-        key="checkpoint",
-        value=path,
-        remedy="give a run folder, a step_* folder or a .safetensors file",
-    )
+    remedy = "give a run folder or a step_* folder"
+    if os.path.isfile(path):
+        raise ConfigError("a file alone", key="checkpoint", value=path, remedy=remedy)
+    remedy += ", or a .safetensors file where weights are enough"
+    raise ConfigError("no checkpoint is there", key="checkpoint", value=path, remedy=remedy)
 
 
 def verify(folder: Path, hashed: bool = True) -> str:

@@ -167,8 +167,10 @@ def test_the_command_prints_one_digest_or_one_line(tmp_path: Path) -> None:
         return done.returncode, done.stdout, done.stderr
 
     assert command("digest", str(tmp_path)) == (0, reader.digest(folder) + "\n", "")
-    flip(folder / "ema.safetensors")
+    file = folder / "ema.safetensors"
+    flip(file)
     for arguments, message in (
+        (("digest", str(file)), f"{file}: a file alone; give a run folder or a step_* folder"),
         (("digest", str(tmp_path)), "step_1 is damaged (ema.safetensors: sha256 differs)"),
         (("digest", str(tmp_path / "nothing")), "no checkpoint is there"),
         (("digset", "x"), "usage: "),
