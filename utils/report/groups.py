@@ -52,13 +52,16 @@ def told_apart(groups: Groups) -> str:
     """Compares two settings in a sentence; empty unless there are two, each of several seeds."""
     if len(groups) != 2:
         return ""
-    settings, metric = [], ""
+    settings, metrics = [], []
     for name, runs in groups:
         found = {str(read_config(run).get("seed")): result(run) for run in runs}
-        metric = next((one.metric for one in found.values()), metric)
+        metrics += [one.metric for one in found.values()][:1]
         values = {seed: one.value for seed, one in found.items() if one.value is not None}
         settings.append(Setting(name, values))
-    return difference(settings[0], settings[1], metric)
+    said = difference(settings[0], settings[1], metrics[0])
+    if said and metrics[0] != metrics[1]:
+        said = f"No comparison: the settings' metrics differ, {' and '.join(metrics)}."
+    return said
 
 
 def over_seeds(runs: Sequence[Payload]) -> Payload:

@@ -649,15 +649,17 @@ const lockstep = (() => {
         same ? "✓ same" : `✕ differs from step ${format(step)} on`,
       );
     };
-    const value = ({ headline }, key) => (headline ? textOf(headline.unit)(headline[key]) : "–");
+    const judged = runs[0].headline?.name;
+    const value = ({ headline }, key) =>
+      headline && headline.name === judged ? textOf(headline.unit)(headline[key]) : "–";
     const last = (run) =>
-      run.seeds && run.headline
+      run.seeds && run.headline?.name === judged
         ? `${value(run, "last")}, ${overSeeds(run.headline, textOf(run.headline.unit))}`
         : value(run, "last");
     const titles = [
       "Run",
       "State",
-      `Last ${words(runs[0].headline?.name || "metric")}`,
+      `Last ${words(judged || "metric")}`,
       "Best",
       "Steps",
       "Time",

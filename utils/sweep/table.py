@@ -46,11 +46,14 @@ class Result:
     seconds: float | None = None  # of training, in all its starts
 
 
-def result(directory: Path) -> Result:
-    """Returns the result in a run directory; empty if it has none."""
-    metric = str(read_config(directory).get("objective_metric") or "")
-    if not metric:
+def result(directory: Path, metric: str = "") -> Result:
+    """Returns the result in a run directory, by its own metric if none is given; empty if it has
+    none.
+    """
+    own = str(read_config(directory).get("objective_metric") or "")
+    if not own:
         return Result()
+    metric = metric or own
     tables, name, lower = read_metrics(directory), metric.removeprefix("-"), metric.startswith("-")
     values = [value for table in tables.values() for value in table.by_step(name).values()]
     steps = [int(table.steps[-1]) for table in tables.values() if len(table.steps)]
@@ -199,7 +202,9 @@ def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:
         found, state = Result(), "failed"  # a job that is refused has no directory
         if job["directory"]:
             directory = Path(job["directory"])
-            found, state = result(directory), state_of(directory) or "waiting"
+            # one table has one metric, even if the jobs are judged by several
+            found = result(directory, "-" * judged.lower + judged.metric)
+            state = state_of(directory) or "waiting"
         job |= {"state": state, "value": found.value, "best": found.best}
         job |= {"step": found.step, "seconds": found.seconds}
         judged = judged if judged.metric else found

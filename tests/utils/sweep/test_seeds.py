@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from utils.report.groups import by_setting, told_apart
 from utils.sweep.seeds import Setting, difference, interval
 from utils.sweep.table import write_table
 
@@ -85,3 +86,24 @@ def test_jobs_that_differ_in_their_seed_are_one_row(tmp_path: Path) -> None:
     assert (second["overrides"], second["n"], second["jobs"]) == ("lr=1e-2", "2", "4 5 6")
     assert [row["job"] for row in csv.DictReader((tmp_path / "jobs.csv").open())] == [*"123456"]
     assert "lr=1e-3 and lr=1e-2" in said.splitlines()[-1]
+
+
+def other_metric(run: Path) -> None:
+    """Judges a run of the sweep by its accuracy, which is better the higher the loss is."""
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("-eval/loss", "eval/accuracy"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [row | {"eval/accuracy": row["eval/loss"] / 10} for row in rows]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def test_settings_are_compared_by_one_metric(tmp_path: Path) -> None:
+    seeds_folder(tmp_path)
+    before = write_table(tmp_path)
+    for number in (4, 5, 6):
+        other_metric(tmp_path / f"run{number}")
+    assert write_table(tmp_path) == before
+    groups = by_setting([tmp_path / f"run{number}" for number in range(1, 7)])
+    said = "No comparison: the settings' metrics differ, eval/loss and eval/accuracy."
+    assert told_apart(groups) == said
+    assert told_apart([(name, runs[:1]) for name, runs in groups]) == ""
