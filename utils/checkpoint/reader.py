@@ -223,13 +223,13 @@ def _open(
         group = next(iter(only or ["model"]))
         return read(Checkpoint(path, {group: format.read_header(path)}))
     except Unreadable as error:
-        raise ConfigError(
-            str(error),
-            key="checkpoint",
-            value=path,
-            remedy="what torch.save has written is never unpickled here: convert it once with"
-            f" python -m utils.checkpoint import {path} FOLDER",
-        ) from None
+        remedy = (
+            "it may be damaged: copy it again"
+            if path.suffix == format.SUFFIX
+            else "what torch.save has written is never unpickled here: convert it once with"
+            f" python -m utils.checkpoint import {path} FOLDER"
+        )
+        raise ConfigError(str(error), key="checkpoint", value=path, remedy=remedy) from None
 
 
 def _open_folder(folder: Path, only: Collection[str] | None, hashed: bool) -> Checkpoint:

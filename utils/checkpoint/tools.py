@@ -127,6 +127,9 @@ def import_weights(source: Path, folder: Path, raw: bool = False) -> str:
     checkpoint; returns a line about it.
     """
     _refuse_existing(folder)
+    if source.suffix == SUFFIX:
+        reader.open_checkpoint(source)  # refuses a damaged one
+        raise ConfigError(f"{source}: is safetensors already; use it as checkpoint or init_from")
     weights, averaged = foreign.read(source, raw)
     values = _write_folder(folder, weights, {META: "{}\n"})
     arch = foreign.arch_beside(source, weights)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from models.sparse_embedding import SparseEmbedding
@@ -115,3 +115,19 @@ def test_export_writes_weights_or_their_averages(
     assert meta["config"].get("ema") == (False if averages else None)
     assert f"{tmp_path}/out: whole" in told(capsys, "verify", tmp_path / "out")
     assert "exists" in told(capsys, "export", tmp_path / "run", tmp_path / "out", status=2)
+
+
+@pytest.mark.parametrize("command", ["show", "import"])
+def test_a_damaged_safetensors_file_is_not_taken_for_a_pickle(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = tmp_path / "x.safetensors", [tmp_path / "out"] * (command == "import")
+    save_file({"a": torch.ones(9)}, file)
+    if out:
+        said = told(capsys, command, file, *out, status=2)
+        assert said == f"{file}: is safetensors already; use it as checkpoint or init_from\n"
+    file.write_bytes(file.read_bytes()[:-1])
+    said = told(capsys, command, file, *out, status=2)
+    assert said.startswith(f"checkpoint={file}: x.safetensors: cannot be read (")
+    assert said.endswith("; it may be damaged: copy it again\n")
+    assert not (tmp_path / "out").exists()
