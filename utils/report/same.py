@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from utils.checkpoint import tools
 from utils.checkpoint.folders import steps_in
 from utils.report.history import digests
-from utils.rundir.records import KINDS, read_events, read_metrics
+from utils.rundir.records import KINDS, ROW, finite, read_events, read_lines
 
 
 def compare(one: Path, other: Path) -> dict[str, Any]:
@@ -47,29 +46,28 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
 
 
 def _compare_metrics(one: Path, other: Path) -> tuple[int, tuple[int, str] | None]:
-    """Returns how many logged steps both have before the first that differs, and that step with
-    its metric. Speeds differ between runs that are the same.
+    """Returns how many logged steps both have, and the first that differs, with its metric."""
+    first, second = _metrics_by_step(one), _metrics_by_step(other)
+    common = sorted(first.keys() & second.keys())
+    for step in common:
+        here, there = first[step], second[step]
+        names = [name for name in here.keys() & there.keys() if here[name] != there[name]]
+        if names:
+            name = min(names, key=lambda name: (name != "train/loss", name))
+            values = f"{json.dumps(here[name])} and {json.dumps(there[name])}"
+            return len(common), (step, f"metric {name} ({values})")
+    return len(common), None
+
+
+def _metrics_by_step(run: Path) -> dict[int, dict[str, float | None]]:
+    """Returns the metrics that a run has logged, None where one is not finite; without speeds,
+    which differ between runs that are the same.
     """
-    tables = read_metrics(one), read_metrics(other)
-    common: set[int] = set()
-    differing: list[tuple[int, bool, str, str]] = []
-    for kind in KINDS:
-        first, second = (table[kind] for table in tables)
-        both, in_first, in_second = np.intersect1d(first.steps, second.steps, return_indices=True)
-        common.update(both.tolist())
-        for name in first.columns.keys() & second.columns.keys():
-            if not name.startswith(f"{kind}/"):
-                continue
-            a, b = first.columns[name][in_first], second.columns[name][in_second]
-            unequal = np.flatnonzero((a != b) & ~(np.isnan(a) | np.isnan(b)))
-            if len(unequal):
-                at = unequal[0]
-                values = f"{a[at].item()!r} and {b[at].item()!r}"
-                differing.append((int(both[at]), name != "train/loss", name, values))
-    if not differing:
-        return len(common), None
-    step, _, name, values = min(differing)  # of one step the loss before others
-    return sum(other < step for other in common), (step, f"metric {name} ({values})")
+    steps: dict[int, dict[str, float | None]] = {}
+    for row in read_lines(run / "metrics.jsonl", ROW):
+        metrics = {name: finite(row[name]) for name in row if name.split("/")[0] in KINDS}
+        steps.setdefault(row["step"], {}).update(metrics)
+    return steps
 
 
 def _compare_checkpoints(one: Path, other: Path) -> list[dict[str, Any]]:

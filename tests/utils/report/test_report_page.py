@@ -244,6 +244,20 @@ def test_where_two_runs_first_differ(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert draw([one, empty], None).startswith("Nothing to compare: no step in common.\n")
 
 
+@pytest.mark.parametrize("here", ["null", "NaN", "1.0"])
+@pytest.mark.parametrize("there", ["null", "NaN", "1.0"])
+def test_a_metric_that_is_not_finite_in_one_run_alone(
+    here: str, there: str, tmp_path: Path
+) -> None:
+    one, other = (written(tmp_path / name, [], []) for name in ("one", "other"))
+    for run, loss in ((one, here), (other, there)):
+        (run / "metrics.jsonl").write_text(f'{{"step": 5, "time": 1, "train/loss": {loss}}}\n')
+    differ = (here == "1.0") != (there == "1.0")
+    said = f"step 5: metric train/loss ({here} and {there})".replace("NaN", "null")
+    start = f"First difference: {said}." if differ else "The same metrics;"
+    assert draw([one, other], None).startswith(start)
+
+
 def sweep_folder(folder: Path) -> Path:
     jobs = []
     for number, (lr, value) in enumerate([("1e-4", 0.5), ("1e-3", 0.9), ("1e-2", None)], start=1):
