@@ -50,6 +50,8 @@ def read(source: Path, raw: bool) -> tuple[dict[str, Tensor], bool]:
         found = content
     weights = _by_our_names(source, found or {})
     if held is None:
+        if not weights:
+            raise ConfigError(f"{source}: holds no tensors; a state dict is read")
         return weights, False
     # buffers have none, and some keep their rate beside the tensors
     tensors = {name: value for name, value in held.items() if hasattr(value, "dtype")}

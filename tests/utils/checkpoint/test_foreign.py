@@ -213,6 +213,7 @@ class Blocked:
         (nn.Linear(2, 2), "is a torch.nn.modules.linear.Linear, or empty; a state dict is read"),
         (None, "cannot be read (not a plain file)"),
         ([torch.ones(2)], "is a list, or empty; a state dict is read"),
+        ({"model": {}, "step": 3}, "holds no tensors; a state dict is read"),
         ({"a": torch.ones(1), "step": 3}, "step is not a plain tensor (int)"),
         ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "has the same names with and"),
         (
