@@ -30,11 +30,13 @@ def by_setting(directories: Sequence[Path]) -> Groups:
             runs += [run for _, group in runs_of(directory, read_sweep(directory)) for run in group]
         else:
             runs.append(directory)
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, dict[str, Path]] = {}  # by seed: one that is given twice counts once
     for run in runs:
-        config = {key: value for key, value in read_config(run).items() if key not in OF_ONE_RUN}
-        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(run)
-    if len(groups) < 2 or len(groups) == len(runs):
+        config = read_config(run)
+        seed = str(config.get("seed"))
+        config = {key: value for key, value in config.items() if key not in OF_ONE_RUN}
+        groups.setdefault(json.dumps(config, sort_keys=True, default=str), {})[seed] = run
+    if len(groups) < 2 or all(len(of_one) == 1 for of_one in groups.values()):
         return [("", [run]) for run in runs]
     keys = [dict(flatten(json.loads(text))) for text in groups]
     every = dict.fromkeys(key for of_one in keys for key in of_one)
@@ -45,7 +47,7 @@ def by_setting(directories: Sequence[Path]) -> Groups:
         " ".join(f"{key}={of_one.get(key, '–')}" for key in (shown or differing)[:MOST_KEYS])
         for of_one in keys
     ]
-    return list(zip(names, groups.values(), strict=True))
+    return [(name, [*group.values()]) for name, group in zip(names, groups.values(), strict=True)]
 
 
 def told_apart(groups: Groups) -> str:

@@ -3,11 +3,13 @@
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
+from utils.report.__main__ import read
 from utils.report.groups import by_setting, told_apart
 from utils.sweep.seeds import Setting, difference, interval
 from utils.sweep.table import write_table
@@ -107,3 +109,13 @@ def test_settings_are_compared_by_one_metric(tmp_path: Path) -> None:
     said = "No comparison: the settings' metrics differ, eval/loss and eval/accuracy."
     assert told_apart(groups) == said
     assert told_apart([(name, runs[:1]) for name, runs in groups]) == ""
+
+
+def test_a_seed_that_is_given_twice_counts_once(tmp_path: Path) -> None:
+    seeds_folder(tmp_path)
+    runs = [tmp_path / f"run{number}" for number in (1, 2, 4, 5)]
+    again = Path(shutil.copytree(runs[1], tmp_path / "again"))
+    page = read([*runs, again])
+    assert [run["seeds"] for run in page["runs"]] == [2, 2]
+    assert page["difference"] == read(runs)["difference"]
+    assert len(read([runs[0], runs[2], runs[2]])["runs"]) == 3, "no setting has several seeds"
