@@ -170,7 +170,7 @@ class Trainer:
         self.cfg, self.dist, self.run, self.source = cfg, dist, run, source
         self.total_steps = source.length.total_steps
         self.step = 0  # how many are done
-        self.evaluation_due, self.results = False, dict[str, float]()  # of the last evaluation
+        self.evaluation_due, self.results = False, dict[str, float]()  # of this step
 
         self.objective = objective = build_net(cfg, source, dist, run.say, is_new)
         with dist.agreed():
@@ -385,7 +385,7 @@ class Trainer:
                     _, micro_batches = next(loader)
                 batches = [batch_to_device(rows, device) for rows in micro_batches]
                 norms = self.train_step(batches, checkpointer.requests)
-                self.step += 1
+                self.step, self.results = self.step + 1, {}
                 step_is_done()
                 clock.tick(length.examples_per_update)
                 logs = self.is_logged(self.step)

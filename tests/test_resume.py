@@ -27,6 +27,7 @@ from tests.runs import (
     stopped,
     train,
 )
+from utils.checkpoint import reader
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(undisturbed: Result, tmp_path: Path) -> None:
@@ -107,3 +108,10 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     again = train(tmp_path / "run", *arguments, "max_steps=64", "objective_metric=eval/accuracy")
     assert (checkpoints / "best").read_text() == "step_64\n"
     assert again.series("eval/accuracy")[-1] < losses[best], "else it would count in any case"
+
+
+def test_a_checkpoint_has_the_results_of_no_step_but_its_own(tmp_path: Path) -> None:
+    keys = words("max_steps=4 eval_every_steps=2 checkpoint_interval=1 keep=null num_workers=0")
+    folder = train(tmp_path / "run", *TINY_CNN, "epochs=null", *keys).directory / "checkpoints"
+    metas = [reader.read_meta(folder / f"step_{step}") for step in (1, 2, 3, 4)]
+    assert [bool(meta["results"]) for meta in metas] == [False, True, False, True]

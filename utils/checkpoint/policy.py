@@ -35,8 +35,8 @@ def improves(metric: str, results: Mapping[str, float], best: float | None) -> b
 
 class Checkpointer:
     """Saves a run at intervals of steps and of minutes, when it is the best so far, and when it is
-    asked to stop. `progress` is what a checkpoint records beside tensors: the step, the results of
-    the last evaluation, and more that only the run reads.
+    asked to stop. `progress` is what a checkpoint records beside tensors: the step, its results if
+    it was evaluated, and more that only the run reads.
     """
 
     def __init__(

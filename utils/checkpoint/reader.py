@@ -45,7 +45,7 @@ class Meta(TypedDict, total=False):
     step: int
     lr: float
     evaluation_due: bool
-    results: dict[str, float]  # of the last evaluation
+    results: dict[str, float]  # of this step; empty if it was not evaluated
     best: float | None  # the best result so far, of the metric `best_of`
     best_of: str
     wandb_id: str | None
