@@ -54,10 +54,12 @@ def told_apart(groups: Groups) -> str:
     """Compares two settings in a sentence; empty unless there are two, each of several seeds."""
     if len(groups) != 2:
         return ""
-    settings, metrics = [], []
+    results = {run: result(run) for _, runs in groups for run in runs}
+    metrics = [results[runs[0]].metric for _, runs in groups]
+    counted = {run: one for run, one in results.items() if one.state == "finished"} or results
+    settings = []
     for name, runs in groups:
-        found = {str(read_config(run).get("seed")): result(run) for run in runs}
-        metrics += [one.metric for one in found.values()][:1]
+        found = {str(read_config(run).get("seed")): counted[run] for run in runs if run in counted}
         values = {seed: one.value for seed, one in found.items() if one.value is not None}
         settings.append(Setting(name, values))
     said = difference(settings[0], settings[1], metrics[0])
@@ -68,11 +70,12 @@ def told_apart(groups: Groups) -> str:
 
 def over_seeds(runs: Sequence[Payload]) -> Payload:
     """Returns a run in place of several: the means of their curves at the steps that all have, with
-    the lowest and the highest as their spread.
+    the lowest and the highest as their spread. If some have finished, only those count.
     """
+    states = [run["status"] for run in runs]
+    runs = [run for run in runs if run["status"]["state"] == "finished"] or runs
     merged: Payload = {**runs[0], "seeds": len(runs), "scenes": [], "files": [], "log": []}
     merged |= {"timeline": [], "digests": [], "directory": f"{runs[0]['directory']} …"}
-    states = [run["status"] for run in runs]
     merged["status"] = next((one for one in states if one["state"] != "finished"), states[0])
     merged["seconds"] = sum(run["seconds"] for run in runs) / len(runs)
     for kind in KINDS:

@@ -38,6 +38,7 @@ LISTED = TypeAdapter(list[Job])
 class Result:
     """The part of a run's log that sweeps compare."""
 
+    state: str = ""
     metric: str = ""  # by which it is judged
     lower: bool = False
     value: float | None = None  # the last one
@@ -52,12 +53,13 @@ def result(directory: Path, metric: str = "") -> Result:
     """
     own = str(read_config(directory).get("objective_metric") or "")
     if not own:
-        return Result()
+        return Result(state_of(directory))
     metric = metric or own
     tables, name, lower = read_metrics(directory), metric.removeprefix("-"), metric.startswith("-")
     values = [value for table in tables.values() for value in table.by_step(name).values()]
     steps = [int(table.steps[-1]) for table in tables.values() if len(table.steps)]
     return Result(
+        state_of(directory),
         name,
         lower,
         values[-1] if values else None,
@@ -157,8 +159,10 @@ def runs_of(folder: Path, sweep: Mapping[str, Any]) -> list[tuple[str, list[Path
 
 def _settings(jobs: Sequence[dict[str, Any]], lower: bool) -> list[dict[str, Any]]:
     """Returns the statistics of jobs that differ in `seed` alone; the best first, and those without
-    a value last.
+    a value last. If some jobs have finished, only those count.
     """
+    counted = [job for job in jobs if job["state"] == "finished"] or jobs
+    known = {job["number"]: job["value"] for job in counted if job["value"] is not None}
     groups: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
         groups.setdefault(title({**job["keys"], "seed": ""}), []).append(job)
@@ -166,10 +170,10 @@ def _settings(jobs: Sequence[dict[str, Any]], lower: bool) -> list[dict[str, Any
     for group in groups.values():
         keys = {key: value for key, value in group[0]["keys"].items() if key != "seed"}
         keys = group[0]["keys"] if len(group) == 1 else keys
-        values = {
-            str(job["keys"].get("seed")): job["value"] for job in group if job["value"] is not None
-        }
         numbers = sorted(job["number"] for job in group)
+        values = {
+            str(job["keys"].get("seed")): job["value"] for job in group if job["number"] in known
+        }
         found = Setting(title(keys) or "all", values, lower).summary()
         settings.append({"keys": keys, "jobs": numbers, "values": values, **found})
     sign = 1 if lower else -1
@@ -199,13 +203,12 @@ def _jobs(folder: Path) -> tuple[list[dict[str, Any]], str, bool]:
     for job in jobs:
         overrides = job.pop("overrides")
         job["keys"] = {key: value for key, value in overrides.items() if key in differing}
-        found, state = Result(), "failed"  # a job that is refused has no directory
+        found = Result("failed")  # a job that is refused has no directory
         if job["directory"]:
             directory = Path(job["directory"])
             # one table has one metric, even if the jobs are judged by several
             found = result(directory, "-" * judged.lower + judged.metric)
-            state = state_of(directory) or "waiting"
-        job |= {"state": state, "value": found.value, "best": found.best}
+        job |= {"state": found.state or "waiting", "value": found.value, "best": found.best}
         job |= {"step": found.step, "seconds": found.seconds}
         judged = judged if judged.metric else found
     sign = 1 if judged.lower else -1

@@ -119,3 +119,25 @@ def test_a_seed_that_is_given_twice_counts_once(tmp_path: Path) -> None:
     assert [run["seeds"] for run in page["runs"]] == [2, 2]
     assert page["difference"] == read(runs)["difference"]
     assert len(read([runs[0], runs[2], runs[2]])["runs"]) == 3, "no setting has several seeds"
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_that_stopped_does_not_count_beside_finished_ones(
+    finished: bool, tmp_path: Path
+) -> None:
+    seeds_folder(tmp_path)
+    for number in range(1, 7):
+        state = "finished" if finished and number != 3 else "stopped"
+        (tmp_path / f"run{number}" / "status.json").write_text(json.dumps({"state": state}))
+    counts, low, high = ([2, 2], 1, 2) if finished else ([3, 2], 1, 3)
+    write_table(tmp_path)
+    rows = list(csv.DictReader((tmp_path / "summary.csv").open()))
+    assert [int(row["n"]) for row in rows] == counts
+    groups = by_setting([tmp_path / f"run{number}" for number in range(1, 6)])
+    of_sweep, of_runs = read([tmp_path]), read([run for _, runs in groups for run in runs])
+    for page in (of_sweep, of_runs):
+        assert [run["seeds"] for run in page["runs"]] == counts
+        curve = page["runs"][0]["eval"]["curves"]["eval/loss"]
+        assert (curve["min"][0], curve["max"][0]) == (low + 0.1, high + 0.1)
+        assert page["runs"][0]["status"]["state"] == "stopped"
+        assert f"eval/loss is {(low + high) / 2 + 1 / 30:.4g} and 4.533" in page["difference"]
