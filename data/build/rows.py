@@ -10,6 +10,7 @@ import csv
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -92,14 +93,13 @@ def leaks(splits: Mapping[str, PuzzleSplit]) -> str:
     """Returns notes on test and validation puzzles that are also trained on, if only as images of
     others.
     """
-    inputs = {name: split.sets["all"].inputs for name, split in splits.items()}
     notes = ""
-    for name in [name for name in inputs if name != "train"]:
-        asked = [row.tobytes() for row in inputs[name]]
-        wanted = {*asked}
-        trained = {code for row in inputs["train"] if (code := row.tobytes()) in wanted}
-        if shared := sum(code in trained for code in asked):
-            notes += f"; note: {shared:,} {name} puzzles are in the training set, too"
+    for name, split in splits.items():
+        if name != "train":
+            asked = Counter(row.tobytes() for row in split.sets["all"].inputs)
+            trained_on = splits["train"].sets["all"].inputs
+            if shared := sum(asked.pop(row.tobytes(), 0) for row in trained_on):
+                notes += f"; note: {shared:,} {name} puzzles are in the training set, too"
     return notes
 
 
